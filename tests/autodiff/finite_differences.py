@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from bitwright.errors import RunError
 from bitwright.ir import dtype
 from bitwright.ir.edit import replace_nodes
 from bitwright.ir.graph import Graph
@@ -11,6 +12,16 @@ from bitwright.ops.core.interpret import run
 from bitwright.ops.core.reverse import is_differentiable
 
 WIDE = ("f64", "c128")
+TOLERANCE = 1e-6
+"""The largest error, relative to the sum of magnitudes along the direction."""
+
+
+def stream(seed):
+    """Random numbers apart from those of samples, which count seeds from 0.
+
+    Weights drawn as x was are a multiple of x, and norms have no gradient in that direction.
+    """
+    return np.random.default_rng([7919, seed])
 
 
 class NotSmoothError(Exception):
@@ -63,19 +74,29 @@ def projected(op, inputs, attrs, seed=3, wide=True):
     node = b.node(op.name, values, attrs, [])
     arrays = run(b.build(**{f"y{i}": y for i, y in enumerate(node.outputs)}), feeds)
     b.outputs.clear()
-    rng, total = np.random.default_rng(seed), None
-    for i, y in enumerate(node.outputs):
-        if is_differentiable(y) and (not wide or y.dtype.name in WIDE):
-            for part in (b.real(y), b.imag(y)) if y.dtype.is_complex else (y,):
-                weights = rng.uniform(0.5, 1.5, np.shape(arrays[f"y{i}"]))
-                weighted = b.mul(part, weights.astype(part.dtype.numpy))
-                axes = tuple(range(y.rank))
-                summed = b.cast(b.reduce_sum(weighted, axes=axes, keepdims=False), to="f64")
-                total = summed if total is None else b.add(total, summed)
+    chosen = {
+        f"y{i}": y
+        for i, y in enumerate(node.outputs)
+        if is_differentiable(y) and (not wide or y.dtype.name in WIDE)
+    }
+    total = projection(b, chosen, {name: np.shape(arrays[name]) for name in chosen}, seed)
     names = [v.name for v in values if is_differentiable(v)]
     if total is None:
         return None, feeds, names
     return b.build(loss=total), feeds, connected(b.nodes, total, names)
+
+
+def projection(b, values, shapes, seed):
+    """The sum of all elements of real and imaginary parts times random weights; None of nothing."""
+    rng, total = stream(seed), None
+    for name, y in values.items():
+        for part in (b.real(y), b.imag(y)) if y.dtype.is_complex else (y,):
+            weights = rng.uniform(0.5, 1.5, shapes[name])
+            weighted = b.mul(part, weights.astype(part.dtype.numpy))
+            axes = tuple(range(y.rank))
+            summed = b.cast(b.reduce_sum(weighted, axes=axes, keepdims=False), to="f64")
+            total = summed if total is None else b.add(total, summed)
+    return total
 
 
 def connected(nodes, target, names):
@@ -90,7 +111,7 @@ def connected(nodes, target, names):
 
 def random_direction(arrays, seed=5):
     """A random array for each array, of its shape and type."""
-    rng, found = np.random.default_rng(seed), {}
+    rng, found = stream(seed), {}
     for name, array in arrays.items():
         step = rng.uniform(-1, 1, array.shape)
         if np.iscomplexobj(array):
@@ -152,6 +173,34 @@ NUDGES = (
 
 def nudged(feeds, names, attempt):
     """The feeds with the differentiable inputs changed for this attempt."""
-    rng = np.random.default_rng(attempt)
+    rng = stream(100 + attempt)
     changed = {n: NUDGES[attempt](feeds[n], rng).astype(feeds[n].dtype) for n in names}
     return {**feeds, **changed}
+
+
+def compare(graph, backward, feeds, names, name):
+    """The size of the gradient of one input; fails unless it agrees with differences.
+
+    All of `names` move away from kinks. Raises `NotSmoothError` where no attempt succeeds. Where
+    terms cancel along a direction, which hides errors, others are compared too.
+    """
+    for attempt in range(len(NUDGES)):
+        given = nudged(feeds, names, attempt)
+        gradient = None
+        try:
+            for seed in (5, 6, 7):
+                direction = random_direction({name: given[name]}, seed)
+                expected = directional(graph, given, direction)
+                if gradient is None:
+                    gradient = run(backward, given)[f"grad.{name}"]
+                    assert gradient.shape == given[name].shape
+                found, size = dot(gradient, direction[name]), size_of(gradient, direction[name])
+                assert abs(found - expected) <= TOLERANCE * max(size, abs(expected), 1e-3)
+                if abs(found) >= 0.1 * size:
+                    break
+        except (NotSmoothError, RunError) as error:
+            reason = str(error)
+            if gradient is None:
+                continue
+        return size
+    raise NotSmoothError(reason)

@@ -132,6 +132,22 @@ def test_gradient_equals_that_of_the_unrolled_graph(graph, expected):
     assert_equal_gradients(graph(), expected(), feeds(batch=1))
 
 
+@pytest.mark.parametrize("make", [scanned, looped, lambda: scanned(inner=chosen)])
+def test_recomputation_keeps_gradients(make):
+    """Loops and branches in a segment are computed again."""
+    graph = make()
+    b = Builder.of(graph)
+    again = b.tanh(b.mul(graph.outputs[0][1], 0.1), name="late")
+    b.outputs = {"loss": b.mul(again, again)}
+    graph, given = b.build(), feeds()
+    expected = run(grad(graph, "loss", wrt=["h", "xs", "w"]), given)
+    backward = grad(graph, "loss", wrt=["h", "xs", "w"], checkpoint=["late"])
+    assert any(node.name.startswith("again.") for node in backward.nodes)
+    found = run(backward, given)
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array)
+
+
 def test_forward_iterations_run_once():
     backward = grad(scanned(), "loss", wrt=["w"])
     assert [node.op for node in backward.nodes].count("scan") == 2

@@ -1,135 +1,111 @@
 """Gradients of every op, derived from its samples: against central differences in f64, and compiled
-in the sample's own types against the interpreter.
+in the sample's own types against the interpreter and PyTorch.
 
-The first two samples of an op run always, the others with `--exhaustive` (`make test-all`).
+Every sample and every operand is compared with differences. The first samples of an op are compiled
+always, the others with `--exhaustive` (`make test-all`).
 """
 
-import numpy as np
 import pytest
-from finite_differences import (
-    NUDGES,
-    NotSmoothError,
-    directional,
-    dot,
-    nudged,
-    projected,
-    random_direction,
-    size_of,
-    widened,
-    widened_attrs,
-)
+from derived_cases import DIFFERENTIABLE, differentiated, grows, sample_cases, widest
+from finite_differences import NotSmoothError, compare, projected
+from near import assert_compiled_agrees, is_wide
+from torch_functions import FUNCTIONS, WITHOUT_FUNCTION, UnsupportedError, torch_gradients
 
-from bitwright.autodiff.grad import grad
-from bitwright.compiler import compile
-from bitwright.errors import BitwrightError, GraphError, RunError
-from bitwright.ops.core.interpret import run
-from bitwright.ops.core.opdef import Kind, NonDifferentiable, NotYet
+from bitwright.errors import BitwrightError, GraphError
+from bitwright.ir import dtype
+from bitwright.ops.core.gradients import zero_gradient
+from bitwright.ops.core.opdef import Kind, NonDifferentiable
 from bitwright.ops.core.registry import all_ops
 
-OPS = {name: op for name, op in all_ops().items() if callable(op.grad) and op.grad is not NotYet}
-# Ops with straight-through gradients, which are no derivatives (`tests/ops/test_fake_quantize.py`).
-STRAIGHT_THROUGH = ("fake_quantize", "fake_binarize", "fake_dynamic_quantize")
-CASES = [
-    pytest.param(op, case, id=f"{op.name}-{i}", marks=[pytest.mark.exhaustive] if i > 1 else [])
-    for op in OPS.values()
-    if op.name not in STRAIGHT_THROUGH
-    for i, case in enumerate(op.samples())
-]
-# Ops without a sample that the check can use, and the reason.
-UNCHECKED: dict[str, str] = {}
+CONSTANT = {
+    "optimization_barrier": {"after": "a result does not depend on what it comes after"},
+    "max_pool_backward": {"x": "places of maxima are piecewise constant"},
+    "one_hot": {
+        "indices": "results are piecewise constant in indices",
+        "depth": "it is a size",
+    },
+    "max_roi_pool": {"rois": "bins are whole pixels"},
+    "roi_align_backward": {"x": "only its shape is read"},
+    "max_roi_pool_backward": {
+        "x": "places of maxima are piecewise constant",
+        "rois": "bins are whole pixels",
+    },
+}
+"""Operands in floating types whose gradient is zero everywhere, and the reason."""
 
 
-def widest(op, case):
-    """The graph of a sample in f64, its feeds and the names of the differentiable inputs."""
-    return projected(op, [widened(x) for x in case.inputs], widened_attrs(case.attrs))
+def operand_name(op, name):
+    """The declared name of input `in3`; operands of a variadic op share one."""
+    return op.operands[min(int(name[2:]), len(op.operands) - 1)].name
 
 
-def differentiated(graph, names):
-    """The graph with gradients, and the names without operands that a rule refuses (boxes).
-
-    Skips the test for a loop whose carried value grows.
-    """
-    try:
-        return grad(graph, "loss", wrt=names), names
-    except GraphError as error:
-        if "changes its size between iterations" in str(error):
-            pytest.skip(str(error))
-        kept = [name for name in names if f"by %{name} is asked for" not in str(error)]
-        if not kept or kept == names:
-            raise
-        return differentiated(graph, kept)
-
-
-def wide_graph(op, case):
-    """The graph of a sample in f64; skips the test where there is nothing to differentiate."""
-    try:
-        graph, feeds, names = widest(op, case)
-    except BitwrightError as error:
-        pytest.skip(f"the op does not take these operands in f64: {error}")
-    if graph is None:
-        pytest.skip("no result is in f64: differences of narrower results are too coarse")
-    if not names:
-        pytest.skip("no operand is a float")
-    return graph, feeds, names
-
-
-@pytest.mark.parametrize("op, case", CASES)
-def test_gradient_agrees_with_central_differences(op, case):
-    graph, feeds, names = wide_graph(op, case)
-    backward, names = differentiated(graph, names)
-    reason = ""
-    for attempt in range(len(NUDGES)):
-        given = nudged(feeds, names, attempt)
-        direction = random_direction({n: given[n] for n in names})
+@pytest.mark.parametrize("op", DIFFERENTIABLE.values(), ids=DIFFERENTIABLE)
+def test_gradient_agrees_with_central_differences(op):
+    """For every sample and operand, and some sample gives each float operand a gradient."""
+    floating, moved, reasons = set(), set(), []
+    for number, case in enumerate(op.samples()):
         try:
-            expected = directional(graph, given, direction)
-        except (NotSmoothError, RunError) as error:
-            reason = str(error)
+            graph, feeds, names = widest(op, case.inputs, case.attrs)
+        except BitwrightError as error:
+            reasons.append(f"sample {number} does not run in f64: {error}")
             continue
-        found = run(backward, given)
-        for name in names:
-            assert found[f"grad.{name}"].shape == given[name].shape
-        total = sum(dot(found[f"grad.{n}"], direction[n]) for n in names)
-        size = sum(size_of(found[f"grad.{n}"], direction[n]) for n in names)
-        assert abs(total - expected) <= 1e-6 * max(size, abs(expected), 1e-3)
-        return
-    pytest.skip(f"no smooth point was found: {reason}")
+        floating |= {
+            operand_name(op, n) for n, x in feeds.items() if dtype(x.dtype).name in ("f64", "c128")
+        }
+        if graph is None or not names:
+            reasons.append(f"sample {number} has no result and operand in f64")
+            continue
+        try:
+            backward, kept = differentiated(graph, names)
+        except GraphError as error:
+            if not grows(error):
+                raise
+            continue
+        floating -= {operand_name(op, n) for n in set(names) - set(kept)}  # the rule says why
+        for name in kept:
+            try:
+                size = compare(graph, backward, feeds, kept, name)
+            except NotSmoothError as error:
+                reasons.append(f"sample {number} by {name}: {error}")
+                continue
+            except AssertionError as error:
+                raise AssertionError(f"sample {number} by {operand_name(op, name)}") from error
+            if size:
+                moved.add(operand_name(op, name))
+    expected = set() if op.grad is zero_gradient else floating - set(CONSTANT.get(op.name, ()))
+    assert moved == expected, reasons
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("op, case", CASES)
-def test_compiled_gradient_agrees_with_the_interpreter(op, case):
+@pytest.mark.parametrize("op, case", sample_cases())
+def test_compiled_gradient_agrees(op, case):
+    """With the interpreter, and with PyTorch where it has the function and its options."""
     graph, feeds, names = projected(op, case.inputs, case.attrs, wide=False)
     if graph is None or not names:
         pytest.skip("nothing to differentiate")
-    backward, names = differentiated(graph, names)
-    expected = run(backward, feeds)
-    found = compile(backward).run(feeds)
-    tolerance = max(20 * case.tolerance, 2e-4)
-    for name, array in expected.items():
-        assert found[name].shape == array.shape
-        assert found[name].dtype == array.dtype
-        finite = np.isfinite(array.astype(np.complex128))
-        if name != "loss":
-            wide = array.astype(np.complex128)[finite]
-            scale = max(np.max(np.abs(wide), initial=0.0), 1e-3)
-            error = np.abs(found[name].astype(np.complex128)[finite] - wide)
-            assert np.max(error, initial=0.0) <= tolerance * scale, name
+    assert_compiled_agrees(op, case, graph, feeds, names)
 
 
-@pytest.mark.parametrize("name", OPS)
-def test_a_sample_checks_the_gradient(name):
-    """An op with a gradient has a sample with a float operand on which a float result depends."""
-    if name in UNCHECKED:
-        pytest.skip(UNCHECKED[name])
-    for case in OPS[name].samples():
-        try:
-            graph, _, names = widest(OPS[name], case)
-        except BitwrightError:
-            continue
-        if graph is not None and names:
+def test_every_op_has_a_function_in_pytorch_or_a_reason():
+    assert set(FUNCTIONS).isdisjoint(WITHOUT_FUNCTION)
+    assert set(FUNCTIONS) | set(WITHOUT_FUNCTION) == set(DIFFERENTIABLE)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_sample_is_compared_with_pytorch(name):
+    """The first samples, which are always compiled, and whose options PyTorch has."""
+    for parameter in sample_cases():
+        op, case = parameter.values
+        if op.name == name and not parameter.marks:
+            graph, feeds, names = projected(op, case.inputs, case.attrs, wide=False)
+            if graph is None or not names or not all(map(is_wide, feeds.values())):
+                continue
+            try:
+                assert torch_gradients(op, case, differentiated(graph, names)[1])
+            except UnsupportedError:
+                continue
             return
-    pytest.fail("no sample reaches the gradient rule in f64; add one, or a reason to UNCHECKED")
+    pytest.fail("no sample is compared; extend the function, or state the reason")
 
 
 @pytest.mark.parametrize("name", all_ops())

@@ -16,14 +16,18 @@ import numpy as np
 
 from bitwright.autodiff.checkpoint import Recomputation, chosen_values, needed_nodes
 from bitwright.errors import GraphError
+from bitwright.ir.dtype import bool_
 from bitwright.ir.edit import prune
 from bitwright.ir.graph import Graph, Value, nearest
+from bitwright.ir.types import TensorType
 from bitwright.ops.control.control_gradients import stack_carried
 from bitwright.ops.core.bound_sizes import bind_sizes
 from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.check import verify
 from bitwright.ops.core.gradients import full_like
-from bitwright.ops.core.reverse import backpropagate, is_differentiable
+from bitwright.ops.core.opdef import NonDifferentiable
+from bitwright.ops.core.registry import get
+from bitwright.ops.core.reverse import backpropagate, dependent, is_differentiable
 from bitwright.ops.sequence.recurrent_rules import keep_gates
 
 PREFIX = "grad."
@@ -93,7 +97,8 @@ def wanted_values(graph: Graph, wrt: Iterable[str] | None) -> Sequence[Value]:
                 hint="Name the values to differentiate by: wrt=[...].",
             )
         return found
-    values = [graph.value(name) for name in dict.fromkeys(wrt)]
+    names = [wrt] if isinstance(wrt, str) else wrt
+    values = [graph.value(name) for name in dict.fromkeys(names)]
     for value in values:
         if not is_differentiable(value):
             raise GraphError(f"{value} has no gradient: its type is {value.type}")
@@ -103,11 +108,18 @@ def wanted_values(graph: Graph, wrt: Iterable[str] | None) -> Sequence[Value]:
 def require_connected(
     graph: Graph, values: Iterable[Value], targets: Iterable[Value], loss: str
 ) -> None:
-    """Raise a `GraphError` that names a value on which the loss does not depend."""
-    needed = set(targets)
+    """Raise a `GraphError` that names a value on which the loss does not depend, or only through
+    an index or another result that has no gradient.
+
+    Comparisons and sizes are no error: gradients of relu and of means depend on x through them, and
+    their derivative is zero.
+    """
+    needed, smooth = set(targets), set(targets)
     for node in reversed(graph.nodes):
         if any(value in needed for value in node.outputs):
             needed.update(node.operands)
+        if any(value in smooth for value in node.outputs):
+            smooth.update(filter(is_differentiable, node.operands))
     unused = [value for value in values if value not in needed]
     if unused:
         names = ", ".join(repr(value.name) for value in unused)
@@ -115,3 +127,25 @@ def require_connected(
             f"the loss {loss!r} does not depend on {names}",
             hint="Remove it, or mark the parameter as not trainable.",
         )
+    for value in values:
+        if value not in smooth:
+            _refuse_cut(graph, value, needed, loss)
+
+
+def _refuse_cut(graph: Graph, value: Value, needed: set[Value], loss: str) -> None:
+    """Raise a `GraphError` that names the first op between the value and the loss whose results
+    have no gradient."""
+    _, reached = dependent(graph.nodes, {value})
+    for node in graph.nodes:
+        rule = get(node.op).grad
+        if not isinstance(rule, NonDifferentiable) or reached.isdisjoint(node.operands):
+            continue
+        results = [v for v in node.outputs if v in needed and isinstance(v.type, TensorType)]
+        is_number = any(v.dtype != bool_ for v in results)
+        if is_number and node.op != "shape_of":
+            raise GraphError(
+                f"the loss {loss!r} depends on {value.name!r} only through {node.op}, which has no "
+                f"gradient: {rule.reason}",
+                where=f"{node}" + (f" (from {node.loc})" if node.loc else ""),
+                hint="Choose another loss, or freeze the parameters before this node.",
+            )

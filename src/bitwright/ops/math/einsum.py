@@ -22,6 +22,7 @@ from bitwright.ir.types import TensorType
 from bitwright.ops.core import expect
 from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.derivatives import conjugate, where_or_zero
+from bitwright.ops.core.gradients import sum_to
 from bitwright.ops.core.numeric import wide
 from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
 from bitwright.ops.core.reverse import Gradients
@@ -145,6 +146,7 @@ def _samples() -> list[Sample]:
         sample(draw(3, 4), equation="ij->i"),
         sample(draw(3, 4), equation="ba"),
         sample(draw(3, 5, 5), equation="...ii->...i"),
+        sample(draw(3, 1, 5), equation="...ii->...i"),
         sample(draw(4, 4), draw(1, 4, seed=1), equation="ii,ji->j"),
         sample(draw(3, 4), draw(1, 5, seed=1), equation="ij,ik->k"),
         sample(draw(5), draw(5, seed=1), equation="i,i"),
@@ -172,18 +174,23 @@ def _grad(b: Builder, node: Node, dys: list[Any]) -> Gradients:
         # an axis of size 1 was broadcast, and its gradient is summed
         present = {*result, *(label for _, other in others for label in other)}
         own = list(dict.fromkeys(labels))
-        size = {label: x.shape[labels.index(label)] for label in own}
+        # a diagonal takes the longer of its axes: the shorter one has size 1 and is broadcast
+        size: dict[str, Size] = dict.fromkeys(own, 1)
+        size.update((label, n) for label, n in zip(labels, x.shape, strict=True) if n != 1)
         kept = [label for label in own if label in present and size[label] != 1]
         terms = [result, *(other for _, other in others)]
         left = ",".join("".join(letters[label] for label in term) for term in terms)
         equation = f"{left}->{''.join(letters[label] for label in kept)}"
         dx = b.einsum(dys[0], *(conjugate(b, other) for other, _ in others), equation=equation)
         sizes = dict(zip(kept, dx.shape, strict=True))
-        found.append(_spread(b, dx, labels, sizes, x))
+        shape = tuple(size[label] for label in labels)
+        found.append(sum_to(b, _spread(b, dx, labels, sizes, shape), x))
     return found
 
 
-def _spread(b: Builder, dx: Value, labels: Labels, sizes: dict[str, Size], like: Value) -> Value:
+def _spread(
+    b: Builder, dx: Value, labels: Labels, sizes: dict[str, Size], target: tuple[Size, ...]
+) -> Value:
     """dx, which has the axes in `sizes`, with all axes of an operand; off a diagonal it is 0."""
     first = {label: labels.index(label) for label in labels}
     shape = [
@@ -191,20 +198,19 @@ def _spread(b: Builder, dx: Value, labels: Labels, sizes: dict[str, Size], like:
     ]
     if tuple(shape) != dx.shape:
         dx = b.reshape(dx, shape=shape)
-    if dx.shape != like.shape:
-        dx = b.expand(dx, shape=like.shape)
+    if dx.shape != target:
+        dx = b.expand(dx, shape=target)
     for axis, label in enumerate(labels):
         if axis != first[label]:
-            on_diagonal = b.eq(_counter(b, like, axis), _counter(b, like, first[label]))
+            on_diagonal = b.eq(_counter(b, target, axis), _counter(b, target, first[label]))
             dx = where_or_zero(b, on_diagonal, dx)
     return dx
 
 
-def _counter(b: Builder, like: Value, axis: int) -> Any:
+def _counter(b: Builder, shape: tuple[Size, ...], axis: int) -> Any:
     """0, 1, ... along one axis, in a shape that broadcasts."""
-    size = like.shape[axis]
-    shape = [size if at == axis else 1 for at in range(like.rank)]
-    return b.reshape(b.iota(length=size), shape=shape)
+    along = [size if at == axis else 1 for at, size in enumerate(shape)]
+    return b.reshape(b.iota(length=shape[axis]), shape=along)
 
 
 OPDEFS = [

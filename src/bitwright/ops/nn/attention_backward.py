@@ -77,7 +77,8 @@ def _sum_shared(dx: Array, shape: tuple[int, ...]) -> Array:
     if dx.shape == shape:
         return dx
     batch, groups, keys, features = shape
-    return np.asarray(dx.reshape(batch, groups, -1, keys, features).sum(axis=2))
+    shared = dx.shape[1] // max(groups, 1)  # not -1, because an axis may be empty
+    return np.asarray(dx.reshape(batch, groups, shared, keys, features).sum(axis=2))
 
 
 def _compose(

@@ -113,7 +113,8 @@ def _lrn(x: Array, size: int, alpha: float, beta: float, bias: float) -> Array:
 def _grad_group_norm(b: Builder, node: Node, dys: list[Any]) -> list[Value]:
     x, scale = (*node.inputs, None)[:2]
     assert x is not None
-    groups = node.attrs.get("groups", x.shape[1])  # one channel a group: instance_norm
+    # one channel a group: instance_norm
+    groups = node.attrs.get("groups", 1 if x.shape[1] == 0 else x.shape[1])
     return list(b.group_norm_backward(dys[0], x, scale, groups=groups, eps=node.attrs["eps"]))[
         : len(node.inputs)
     ]

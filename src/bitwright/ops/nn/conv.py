@@ -21,11 +21,12 @@ from bitwright.ir.graph import Node, Value
 from bitwright.ir.types import TensorType
 from bitwright.ops.core import expect
 from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.gradients import number
 from bitwright.ops.core.numeric import wide
 from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
 from bitwright.ops.core.reverse import composed
 from bitwright.ops.math.matmul import product_dtype, product_operands, product_result, require_bias
-from bitwright.ops.nn.channels import add_channel_bias, require_groups
+from bitwright.ops.nn.channels import add_channel_bias, as_channels, require_groups
 from bitwright.ops.nn.windows import WINDOW_ATTRS, Windows, make_windows
 
 COLUMN_ELEMENTS = 4_000_000
@@ -204,6 +205,9 @@ def _compose_transpose(
     """
     windows = make_windows(x.rank - 2, w.shape[2:], **window)
     sizes = _transposed_sizes(windows, x.shape[2:], output_padding)
+    if 0 in x.shape[2:]:  # no window adds anything, and no convolution has this result
+        nothing = b.expand(number(b, 0.0, x), shape=(x.shape[0], w.shape[1] * groups, *sizes))
+        return nothing if bias is None else cast(Value, b.add(nothing, as_channels(b, bias, x)))
     beyond = [
         extra // stride * stride
         for extra, stride in zip(output_padding or (0,) * len(sizes), windows.strides, strict=True)
@@ -224,7 +228,7 @@ def _compose_transpose(
     if any(cut):
         y = b.pad(y, pads=(*(0,) * (x.rank + 2), *cut))
     if bias is not None:
-        y = b.add(y, b.reshape(bias, shape=(*bias.shape, *(1,) * (x.rank - 2))))
+        y = b.add(y, as_channels(b, bias, x))
     return cast(Value, y)
 
 
@@ -275,6 +279,7 @@ def _conv_transpose_samples() -> list[Sample]:
         sample(draw(1, 2, 6), draw(2, 3, 4, seed=1), draw(3, seed=2), strides=(4,)),
         sample(draw(1, 2, 2, 3, 2), draw(2, 1, 2, 2, 2, seed=1), strides=(2, 1, 2)),
         sample(draw(0, 2, 3), draw(2, 3, 2, seed=1)),
+        sample(draw(1, 2, 0), draw(2, 3, 2, seed=1), draw(3, seed=2)),
     ]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from bitwright.ir.graph import Value
 from bitwright.ops.core.builder import Builder
-from bitwright.ops.core.gradients import number
+from bitwright.ops.core.gradients import full_like, number
 from bitwright.ops.core.reverse import Rule, composed
 from bitwright.ops.sequence.recurrence import DIRECTIONS
 from bitwright.ops.sequence.recurrent_form import active_steps, gates_of, part, pick
@@ -21,6 +21,8 @@ StepForm = Callable[[Builder, Values, Given, Values], tuple[list[Value], list[Va
 def states_before(b: Builder, x: Value, first: Value | None, reverse: bool) -> Value:
     """The states before each step: x[S, B, H] moved by one step, with `first` at its start."""
     steps = x.shape[0]
+    if steps == 0:
+        return x
     if first is None:
         first = b.expand(number(b, 0.0, x), shape=x.shape[1:])
     start = b.reshape(first, shape=(1, *x.shape[1:]))
@@ -114,7 +116,7 @@ def _compose(
         given = {name: pick(b, x, i, axis) for name, (x, axis) in sequences.items()}
         if before is not None:
             given["before"] = pick(b, before[0], i, 1)
-        moves = reverse and lengths is not None
+        moves = reverse and lengths is not None and steps != 0
         if moves:
             given = {name: b.reverse_sequence(x, lengths) for name, x in given.items()}
         if before is not None:
@@ -148,6 +150,8 @@ def _compose(
         backwards = not reverse or moves
         sequence = list(given.values())
         finals, rows = scan_over(b, states, sequence, [pick(b, r, i)], body, backwards)
+        if steps == 0:  # the layer gives zeros, which do not depend on its first states
+            finals = [full_like(b, 0.0, state) for state in finals]
         if moves:
             rows = [b.reverse_sequence(row, lengths) for row in rows]
         rows = [b.reshape(row, shape=(*row.shape[:2], 1, row.shape[2])) for row in rows]

@@ -204,6 +204,12 @@ def infer_recurrent(
     )
 
 
+def require_lengths(lengths: Array, steps: int) -> None:
+    """Raise a `RunError` unless every sequence has 0 to `steps` steps."""
+    if lengths.size and not 0 <= lengths.min() <= lengths.max() <= steps:
+        raise RunError("a sequence length is out of range", expected=f"0 to {steps}", found=lengths)
+
+
 def run_directions(
     x: Array,
     lengths: Array | None,
@@ -216,8 +222,8 @@ def run_directions(
     steps, batch = x.shape[:2]
     if lengths is None:
         lengths = np.full(batch, steps)
-    elif lengths.size and not 0 <= lengths.min() <= lengths.max() <= steps:
-        raise RunError("a sequence length is out of range", expected=f"0 to {steps}", found=lengths)
+    else:
+        require_lengths(lengths, steps)
     zeros = np.zeros((len(cells), batch, hidden))
     start = [zeros if state is None else wide(state) for state in initial]
     runs = [

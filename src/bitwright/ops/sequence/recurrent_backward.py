@@ -28,7 +28,7 @@ from bitwright.ops.core import expect
 from bitwright.ops.core.numeric import wide
 from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
 from bitwright.ops.sequence.backward_form import compose_backward
-from bitwright.ops.sequence.recurrence import DIRECTIONS
+from bitwright.ops.sequence.recurrence import DIRECTIONS, require_lengths
 
 Type = TensorType | None
 DIRECTION = Attr("str", "forward", choices=tuple(DIRECTIONS))
@@ -142,6 +142,8 @@ def over_directions(
 ) -> tuple[Array, ...]:
     """The results of each direction, stacked: sequences along axis 2, states along axis 0."""
     limits = None if lengths is None else lengths.astype(np.int64)
+    if limits is not None:
+        require_lengths(limits, steps)
     found = [
         run(TimeOrder(i, reverse, steps, batch, limits))
         for i, reverse in enumerate(DIRECTIONS[direction])
