@@ -102,7 +102,6 @@ def _trainer(
 ) -> Trainer:
     """The trainer of a float model, or of one prepared for training through quantization."""
     from bitwright.train.checkpoints import Checkpoints
-
     from bitwright.train.qat.prepare import is_quantized
 
     folder, teacher = given["checkpoints"], given["teacher"]
