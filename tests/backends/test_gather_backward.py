@@ -15,8 +15,11 @@ from run_kernel import (
     run_op,
 )
 
+from bitwright.autodiff.grad import grad
+from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.opdef import draw
 from bitwright.ops.core.registry import get
+from bitwright.pipeline import compile_graph
 
 OP = "gather_backward"
 
@@ -90,3 +93,25 @@ def test_an_index_out_of_range_is_recorded():
             graph = graph_of(OP, *arrays, size=size)
             done = Run(graph, feeds_of(graph, arrays), threads=2)
             assert done.fault is not None and done.fault[1] == wrong
+
+
+@pytest.mark.parametrize("op", ["gather", "gather_elements", "gather_nd", "scatter_elements"])
+def test_gradients_of_indexing_run_compiled(op):
+    b = Builder(op)
+    x = b.input("x", "f32[5, 3]")
+    indices = b.input("indices", "i64[4]" if op == "gather" else "i64[4, 2]")
+    if op == "scatter_elements":
+        part = b.slice(x, starts=(0, 0), stops=(4, 2), steps=(1, 1), axes=(0, 1))
+        y = b.scatter_elements(x, indices, part, reduction="mul")
+    else:
+        y = b.op(op, x, indices)
+    axes = tuple(range(y.rank))
+    loss = b.reduce_sum(b.mul(y, y), axes=axes, keepdims=False)
+    graph = grad(b.build(loss=loss), "loss", wrt=["x"])
+    exe = compile_graph(graph, threads=1)
+    assert not list(exe.engine.fallbacks)
+    places = np.array([[0, 1], [4, 2], [0, 1], [-1, 0]])
+    feeds = {"x": draw(5, 3), "indices": places[:, 0].copy() if op == "gather" else places}
+    expected = reference(graph, feeds)
+    for name, found in exe.run(feeds).items():
+        assert_near(found, expected[name], 1e-5)

@@ -10,7 +10,7 @@ from bitwright.backends.cpu.codegen.emit import Value as Emitted
 from bitwright.backends.cpu.kernels.matmul.constant_panels import pack_constants
 from bitwright.backends.cpu.kernels.matmul.dot.int8_dot import choose_int8_dot, int8_tile
 from bitwright.backends.cpu.kernels.matmul.epilogue import Epilogue
-from bitwright.backends.cpu.kernels.matmul.grouped_int8 import GROUPED_SIZES, GroupedProduct
+from bitwright.backends.cpu.kernels.matmul.grouped.int8 import GROUPED_SIZES, GroupedProduct
 from bitwright.backends.cpu.kernels.matmul.lower_matmul import constant_matrix, unit_rows
 from bitwright.backends.cpu.kernels.matmul.matmul import matmul_sizes, row_tiles_in_cache
 from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView, lowers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bitwright.backends.cpu.kernels.matmul.grouped import Grouped, emit_grouped, tile_of
+from bitwright.backends.cpu.kernels.matmul.grouped.floats import Grouped, emit_grouped, tile_of
 from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView, lowers
 from bitwright.backends.cpu.lowering.region import close
 from bitwright.ir.dim import Size

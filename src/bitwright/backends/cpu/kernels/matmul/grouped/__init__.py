@@ -1,0 +1,1 @@
+"""Products of rows that are sorted by expert, with the weights of their expert."""
