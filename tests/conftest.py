@@ -8,6 +8,7 @@ And a check that goes along with every test: kernels of one name have one text. 
 
 import hashlib
 import re
+import signal
 from dataclasses import dataclass
 from difflib import unified_diff
 from pathlib import Path
@@ -93,6 +94,14 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
             report.outcome = "skipped"
             report.longrepr = (str(item.path), 1, f"Skipped: {missing} is not installed")
     return report
+
+
+@pytest.fixture
+def interruptible():
+    """SIGINT raises, even if the tests run in the background, where it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

@@ -250,14 +250,6 @@ def test_a_forked_child_has_its_own_workers(relay):
     pool.close()
 
 
-@pytest.fixture
-def interruptible():
-    """SIGINT raises, even if the tests run in the background, where it is ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 def test_ctrl_c_leaves_the_pool_usable(relay, interruptible):
     pool, work, runs = Pool(2), Relay(relay, 2), 0
     timer = threading.Timer(0.05, signal.raise_signal, (signal.SIGINT,))

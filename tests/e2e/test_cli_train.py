@@ -100,7 +100,7 @@ def test_a_table_frozen_parameters_and_averaged_weights_in_safetensors(folder):
         assert is_same == (value.name == "w0")
 
 
-def test_a_resumed_run_gives_the_same_file(folder, monkeypatch):
+def test_a_resumed_run_gives_the_same_file(folder, monkeypatch, interruptible):
     base = arguments(folder, *BASE, "--steps", 30, "--schedule", "linear", "--quiet")
     call(*base)
     whole = weights(folder / "out.onnx")

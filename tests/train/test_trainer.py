@@ -290,16 +290,8 @@ def test_masks_of_infinity_are_not_blamed():
 # interrupts
 
 
-@pytest.fixture
-def interrupts():
-    """SIGINT raises, even if the tests run in the background, where it is ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_an_interrupt_ends_after_the_step_and_saves(tmp_path, interrupts, accumulate):
+def test_an_interrupt_ends_after_the_step_and_saves(tmp_path, interruptible, accumulate):
     trainer = new_trainer(checkpoints=tmp_path, accumulate=accumulate)
     run, calls = trainer.program.run, []
 
