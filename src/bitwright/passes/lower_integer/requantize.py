@@ -9,6 +9,7 @@ Scales that training changes are divided in the graph.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -99,30 +100,62 @@ def _lower(op: Any, m: Match, plan: _Requantize) -> Any:
         first = float(point.reshape(-1)[0])
         ends = float(to.min) - first, float(to.max) - first
     scale = plan.scale
+    upper_bound: Value | None = None
+    is_positive = False
     if isinstance(scale, Value):
-        inner, upper_bound = (x, None) if plan.is_linear else _drop_high_clip(op, x, scale, ends)
-        bounded = False
+        inner, bounded = x, False
         scale = op.reshape(in_f64(op, scale), shape=())
+        if not plan.is_linear:
+            # a value that is never negative gets a zero point of 0
+            known_ends = ends or (0.0, math.inf)
+            found = _drop_run_time_clips(op, x, scale, known_ends)
+            inner, scale, upper_bound, is_positive = found
     else:
         inner, scale, upper = _drop_clips(x, scale, ends)
         upper_bound = None if upper is None else op.constant(upper)
         bounded = _max_abs(inner, scale) < BOUND
     divided = _divide_scales(op, inner, scale) if plan.is_linear else _divide(op, inner, scale)
+    if ends is None and is_positive:
+        divided = op.relu(divided)  # saturation does not imply it for every zero point
     return op.requantize(divided, zero, upper_bound, to=to, bounded=bounded)
 
 
-def _drop_high_clip(
-    op: Any, value: Value, scale: Value, ends: tuple[float, float] | None
-) -> tuple[Value, Value | None]:
-    """As `_drop_clips` with a scale known at run time, for a relu or a clip of positive values."""
-    limits = None if ends is None else _clip_limits(value.node)
-    if ends is None or limits is None:
-        return value, None
-    low, high = limits
-    if low is not None and (low.any() or ends[0] < 0):
-        return value, None
-    upper = None if high is None else rounded(op, over(op, high.astype(np.float64), scale))
-    return next(value.node.operands), upper
+def _drop_run_time_clips(
+    op: Any, value: Value, scale: Scale, ends: tuple[float, float]
+) -> tuple[Value, Scale, Value | None, bool]:
+    """As `_drop_clips` with a scale known at run time, for relus and clips of positive values.
+
+    Also returns whether it dropped a lower limit of 0.
+    """
+    upper: Value | None = None
+    is_positive = False
+    while match_scaled_product(value) is None:
+        if found := match_positive_scale(value):
+            value, scale = found[0], over(op, scale, found[1])
+            continue
+        limits = _clip_limits(value.node)
+        if limits is None:
+            break
+        low, high = limits
+        if low is not None and (low.any() or ends[0] < 0):
+            break
+        if high is not None:
+            top = rounded(op, over(op, high.astype(np.float64), scale))
+            upper = top if upper is None else op.minimum(top, upper)
+        is_positive |= low is not None
+        value = next(value.node.operands)
+    return value, scale, upper, is_positive
+
+
+def _match_scale(value: Value) -> tuple[Value, Scale] | None:
+    """x and s of `x * s` with a positive constant s, or a scale of products that is trained."""
+    if found := match_positive_scale(value):
+        return found
+    product = match_scaled_product(value)
+    if product is None or not isinstance(product[1], Value):
+        return None
+    (real,) = (v for v in value.node.operands if v.node.op == "cast" and v is not product[1])
+    return real, product[1]
 
 
 def _divide(op: Any, value: Value, scale: Scale) -> Value:
@@ -132,13 +165,13 @@ def _divide(op: Any, value: Value, scale: Scale) -> Value:
     """
     if value.node.op == "add":
         for x, other in (value.node.inputs, value.node.inputs[::-1]):
-            known = None if other is None else constant_value(other)
+            known = None if other is None else known_scale(other)
             if known is None or x is None or x.shape != value.shape:
                 continue
-            if match_positive_scale(x):
-                rest = rounded(op, over(op, known.astype(np.float64), scale))
+            if _match_scale(x):
+                rest = rounded(op, over(op, known, scale))
                 return op.add(_divide(op, x, scale), rest)  # type: ignore[no-any-return]
-    if found := match_positive_scale(value):
+    if found := _match_scale(value):
         value, scale = found[0], over(op, scale, found[1])
     return op.mul(value, rounded(op, over(op, 1.0, scale)))  # type: ignore[no-any-return]
 
@@ -232,6 +265,8 @@ def _max_abs(value: Value, scale: Array) -> float:
     if isinstance(known, operands.QuantizedOperand) and known.scale is not None:
         return float(known.max_distance * np.max(known.scale / scale))
     if product := match_scaled_product(value):
+        if isinstance(product[1], Value):
+            return float("inf")
         return float(operands.INT32_LIMIT * np.abs(product[1] / scale).max(initial=0))
     if found := match_positive_scale(value):
         return _max_abs(found[0], scale / found[1])
