@@ -43,7 +43,13 @@ def metric(recipe: Recipe, side: Side) -> float:
 
 
 def train(
-    recipe: Recipe, name: str, seed: int, threads: int, out: Path, epochs: int | None
+    recipe: Recipe,
+    name: str,
+    seed: int,
+    threads: int,
+    out: Path,
+    epochs: int | None,
+    stop: int | None,
 ) -> None:
     side = make_side(name, recipe, threads, seed)
     side.start()
@@ -59,6 +65,8 @@ def train(
             start = time.perf_counter()
             losses.append(side.step(batch, recipe.rate_at(len(losses), total)))
             seconds += time.perf_counter() - start
+            if len(losses) == stop:
+                break
         scores.append(metric(recipe, side))
         print(
             f"{recipe.name} {name} seed {seed} epoch {epoch + 1}/{epochs} "
@@ -66,6 +74,8 @@ def train(
             f"{seconds / len(losses) * 1e3:.1f} ms/step",
             flush=True,
         )
+        if len(losses) == stop:
+            break
     out.mkdir(parents=True, exist_ok=True)
     found = {
         "model": recipe.name, "side": name, "seed": seed, "threads": threads, "epochs": epochs,
@@ -84,13 +94,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--epochs", type=int, help="instead of the recipe's")
+    parser.add_argument("--stop", type=int, help="end after so many steps of the schedule")
     parser.add_argument("--out", type=Path, default=Path("runs"))
     parser.add_argument("--table", type=Path, help="print the runs of this folder")
     parser.add_argument("--plot", type=Path, help="draw the runs of this folder")
     parser.add_argument("--pictures", type=Path, default=Path("docs/pictures"))
     given = parser.parse_args()
     for name in given.models:
-        train(RECIPES[name], given.side, given.seed, given.threads, given.out, given.epochs)
+        options = given.threads, given.out, given.epochs, given.stop
+        train(RECIPES[name], given.side, given.seed, *options)
     if given.table:
         print(table(given.table))
     if given.plot:
