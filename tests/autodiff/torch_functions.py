@@ -177,6 +177,7 @@ WITHOUT_FUNCTION = {
     **dict.fromkeys(("optimization_barrier", "require", "identity"), "it is the identity"),
     "custom": "it belongs to its author",
     **dict.fromkeys(("random_uniform", "random_normal", "bernoulli"), "draws do not move"),
+    "dropout": "PyTorch draws another mask",
     **{
         name: "a gradient itself, which the comparison of its op covers"
         for name in DIFFERENTIABLE

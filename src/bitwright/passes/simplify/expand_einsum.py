@@ -34,7 +34,7 @@ def _terms(m: Match) -> tuple[list[Term], list[str]]:
 def expand(op: Any, m: Match) -> Any:
     given, result = _terms(m)
     sizes = _sizes(given)
-    terms = [_without_ones(op, _diagonal(op, term), sizes) for term in given]
+    terms = [_diagonal(op, _without_ones(op, term, sizes)) for term in given]
     current = terms[0]
     for number, term in enumerate(terms[1:], 1):
         later = {label for _, labels in terms[number + 1 :] for label in labels}
