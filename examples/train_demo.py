@@ -1,6 +1,6 @@
 """Trains the demo model with bitwright and writes `bitwright/demo`: digits.onnx and digits.npz.
 
-Needs scikit-learn (for its copy of the data) besides bitwright; takes about ten seconds on one core.
+Needs scikit-learn (for its copy of the data) besides bitwright; about ten seconds on one core.
 The same seed gives the same files, with any number of threads.
 
     python examples/train_demo.py                 # writes src/bitwright/demo
