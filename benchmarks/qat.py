@@ -2,7 +2,7 @@
 
     python benchmarks/qat.py resnet20 --model runs/resnet20-bitwright-0.onnx --bits 4 --epochs 4
     python benchmarks/qat.py resnet8 --bits 4 --epochs 6        # the yardstick's model
-    python benchmarks/qat.py minilm --steps 500
+    python benchmarks/qat.py minilm --bits 8 --recipe int8 --distillation mse --rate 5e-5
 
 Every model is distilled from its float form: no labels are used. Printed are the scores of the
 float model, of post-training quantization at the same width, of the trainer's own evaluation, of
@@ -147,7 +147,7 @@ def train(task: Task, given: argparse.Namespace) -> None:
     exe = bw.compile(float_model)
     print(f"float                     {task.score(exe.run):.3f}", flush=True)
     start = time.perf_counter()
-    quantized = bw.quantize(float_model, task.calibration, "int8-static")
+    quantized = bw.quantize(float_model, task.calibration, given.recipe)
     bits = int(given.bits) if given.bits.isdigit() else given.bits
     config = bw.QatConfig(weight_bits=bits, ends_in_8_bits=bits != 8)
     prepared = bw.prepare_qat(quantized, config)
@@ -160,8 +160,9 @@ def train(task: Task, given: argparse.Namespace) -> None:
         optimizer=bw.Adam(lr=given.rate),
         schedule=bw.train.warmup(min(100, steps // 10)) * bw.train.cosine(steps),
         temperature=given.temperature,
+        distillation=given.distillation,
         threads=given.threads,
-        rates={"*.scale_factor": 0.1},
+        rates={"*.scale_factor": 0.1} if any_learned(prepared) else None,
     )
 
     def endless() -> Iterator[Batch]:
@@ -184,6 +185,11 @@ def train(task: Task, given: argparse.Namespace) -> None:
         print(f"in ONNX Runtime           {task.score(onnx_runtime(path)):.3f}", flush=True)
 
 
+def any_learned(prepared: Any) -> bool:
+    """Whether some scales are learned: dynamic ranges have none."""
+    return any(name.endswith(".scale_factor") for name in prepared.no_decay)
+
+
 def onnx_runtime(path: Path) -> Run:
     import onnxruntime
 
@@ -200,6 +206,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--steps", type=int, help="instead of epochs")
     parser.add_argument("--rate", type=float, default=1e-3)
+    parser.add_argument("--recipe", default="int8-static", help="of the quantization before")
+    parser.add_argument("--distillation", help="kl, mse, cosine or l1; the trainer's default")
     parser.add_argument("--temperature", type=float, default=2.0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--progress", action="store_true")
