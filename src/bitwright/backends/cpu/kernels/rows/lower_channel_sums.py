@@ -33,11 +33,9 @@ def lower_channel_sums(ctx: Lowering, node: Node, region: RegionView) -> None:
     centre = operands[-1].dtype
     form = _form(ctx, node.op, x.dtype, centre, channels)
     images = {
-        name: ctx.ordered(value, channels_last(value.rank)) if value.rank > 1 else ctx.view(value)
+        name: ctx.ordered(value, channels_last(value.rank) if value.rank > 1 else (0,))
         for name, value in zip(form.inputs, operands, strict=True)
     }
-    if "mean" in images:
-        images["mean"] = ctx.contiguous(operands[-1])
     block = max_size((rows + (MOST_BLOCKS - 1)) // MOST_BLOCKS, LEAST_ROWS)
     blocks = (rows + (block - 1)) // block
     sizes: dict[str, Size] = {"rows": rows, "channels": channels, "blocks": blocks}
