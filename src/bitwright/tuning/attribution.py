@@ -1,6 +1,6 @@
 """Attribution: how much of the output error each layer's local error causes.
 
-    M(t)        the float graph with t times the local error d_l added at the result of each layer l;
+    M(t)        the float graph with t d_l added at the result of each layer l, d_l its local error;
                 M(0) is the float model, M(1) the quantized model
     e           M(1) - M(0), the error of the outputs
     share_l     e . J_l d_l, with the Jacobian J_l averaged over t; the shares add up to |e|²
@@ -21,7 +21,7 @@ averaged.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,7 @@ from bitwright.errors import BitwrightError
 from bitwright.executable import Executable
 from bitwright.ir.arrays import Array
 from bitwright.ir.graph import Graph
+from bitwright.ops.core.reverse import is_differentiable
 from bitwright.passes.manager import run_passes
 from bitwright.pipeline import INFERENCE, compile_graph
 from bitwright.quant.data.batches import Batch
@@ -39,6 +40,7 @@ from bitwright.tuning.instrumented import Instrumented, Part, Row
 from bitwright.tuning.local_errors import Range
 from bitwright.tuning.matching import Matching
 
+Outputs = Mapping[str, Any]
 BIAS = "bias shift"
 FEWEST_POSITIONS = 16
 """Positions of a result from which on its mean error is a cause of its own."""
@@ -102,28 +104,42 @@ def attribute(
     """The output error of a quantized graph on batches, split by layer and cause.
 
     `float_graph` is the model as `prepared` returns it, `quantized` its Q/DQ form with the same
-    names. `shares` are the factors of equalized values by name of the product (otherwise they are
-    estimated), `observed` the ranges that calibration saw, by name of the layer.
+    names. `batches` are iterated several times. `shares` are the factors of equalized values by
+    name of the product (otherwise they are estimated), `observed` the ranges that calibration saw,
+    by name of the layer.
     """
-    held = list(batches)
     matching = Matching(float_graph, quantized)
+    reference = Reference(float_graph, batches, threads)
     model = Instrumented(matching, shares or {}, observed or {}, threads=threads)
-    reference = Reference(float_graph, held, model.outputs, threads)
-    exe = _compiled(quantized, threads)
-    errors = [reference.error(number, _run(exe, batch)) for number, batch in enumerate(held)]
-    total = sum(float(np.vdot(e, e)) for one in errors for e in one.values())
-    sums = _Sums(model.parts)
-    if model.exe is None:
-        return Attribution(total)
+    return attribute_with(model, reference, quantized, probes=probes, places=places)
+
+
+def attribute_with(
+    model: Instrumented,
+    reference: Reference,
+    quantized: Graph,
+    *,
+    probes: int = PROBES,
+    places: int = PLACES,
+    seen: Callable[[int, Outputs, Outputs], None] | None = None,
+) -> Attribution:
+    """As `attribute`; `seen` receives each batch's number, float and quantized outputs."""
+    exe = compiled(quantized, reference.threads)
+    sums, total = _Sums(model.parts), 0.0
     points, weights = np.polynomial.legendre.leggauss(places)
-    for number, (batch, error) in enumerate(zip(held, errors, strict=True)):
-        seeds = reference.scaled(error)
-        for point, weight in zip(points, weights, strict=True):
-            sums.add(model.run(batch, seeds, (point + 1) / 2), weight / 2, bool(point == points[0]))
-        del number
+    for number, (batch, exact) in enumerate(reference):
+        found = run(exe, batch)
+        if seen is not None:
+            seen(number, exact, found)
+        error = reference.error(exact, found)
+        total += sum(float(np.vdot(e, e)) for e in error.values())
+        seeds = reference.seeds(error, exact)
+        for place, weight in zip(points, weights, strict=True):
+            if model.exe is not None:
+                row = model.run(batch, seeds, (place + 1) / 2)
+                sums.add(row, weight / 2, bool(place == points[0]))
     sums.center()
-    for batch, seeds in reference.probes(held, probes):
-        sums.project(model.run(batch, seeds, 0.5), 1 / probes)
+    _project(model, reference, sums, probes)
     return sums.attribution(total)
 
 
@@ -137,66 +153,78 @@ def predict_errors(
 ) -> dict[str, dict[str, float]]:
     """The relative output error of each layer alone, by option and name of the layer's result.
 
-    `options` are quantized forms of the model: graphs, or what `bw.quantize` returned. A layer that
-    an option leaves in float is absent. Names are those of `QuantizationReport.layers[i].value`.
+    `float_graph` is the model as `prepared` returns it. `options` are quantized forms of it:
+    graphs, or what `bw.quantize` returned. `batches` are iterated several times. A layer that an
+    option leaves in float is absent. Names are those of `QuantizationReport.layers[i].value`.
     """
-    held, found = list(batches), {}
+    reference = Reference(float_graph, batches, threads)
+    found = {}
     for name, option in options.items():
-        quantized = getattr(option, "graph", option)
-        matching = Matching(float_graph, quantized)
+        matching = Matching(float_graph, getattr(option, "graph", option))
         shares = getattr(option, "equalized", None) or {}
         model = Instrumented(matching, shares, {}, split=False, threads=threads)
-        reference = Reference(float_graph, held, model.outputs, threads)
         sums = _Sums(model.parts)
-        if model.exe is not None:
-            for batch, seeds in reference.probes(held, probes):
-                sums.project(model.run(batch, seeds, 0.5), 1 / probes)
+        _project(model, reference, sums, probes)
         found[name] = {layer: line.second for layer, line in sums.attribution(0.0).layers.items()}
     return found
 
 
-class Reference:
-    """The float model's outputs on batches, and seeds in relative units."""
+def _project(model: Instrumented, reference: Reference, sums: _Sums, count: int) -> None:
+    """Add `count` random projections of each batch's outputs."""
+    draw = np.random.default_rng(0)
+    for batch, exact in reference if model.exe is not None else ():
+        for _ in range(count):
+            signs = {n: draw.choice((-1.0, 1.0), exact[n].shape) for n in reference.outputs}
+            sums.project(model.run(batch, reference.seeds(signs, exact), 0.5), 1 / count)
 
-    def __init__(
-        self, graph: Graph, batches: Sequence[Batch], outputs: Sequence[str], threads: int | None
-    ) -> None:
-        exe = _compiled(graph, threads)
-        self.outputs = [{n: y[n] for n in outputs} for y in (_run(exe, b) for b in batches)]
-        self.signal = {name: sum(_energy(one[name]) for one in self.outputs) for name in outputs}
-        used = [name for name in outputs if self.signal[name] > 0]
+
+class Reference:
+    """The float model on batches: outputs, and errors in relative units.
+
+    Outputs are computed again in each pass over the batches, so that none are stored.
+    """
+
+    def __init__(self, graph: Graph, batches: Iterable[Batch], threads: int | None = None) -> None:
+        self.threads = threads
+        self._exe = compiled(graph, threads)
+        self._batches = batches
+        self.outputs = [name for name, value in graph.outputs if is_differentiable(value)]
+        self.signal = dict.fromkeys(self.outputs, 0.0)
+        for _, exact in self:
+            for name in self.outputs:
+                self.signal[name] += _energy(exact[name])
+        used = [name for name in self.outputs if self.signal[name] > 0]
         self.units = {
             name: math.sqrt(1 / (len(used) * self.signal[name])) if name in used else 0.0
-            for name in outputs
+            for name in self.outputs
         }
         """The factor of an output's error: its square is a relative energy."""
 
-    def error(self, number: int, found: Mapping[str, Any]) -> dict[str, Array]:
+    def __iter__(self) -> Iterator[tuple[Batch, Outputs]]:
+        for batch in self._batches:
+            yield batch, run(self._exe, batch)
+
+    def error(self, exact: Outputs, found: Outputs) -> dict[str, Array]:
         """The error of one batch's outputs, in relative units."""
         errors = {}
-        for name, exact in self.outputs[number].items():
-            if np.shape(found[name]) != exact.shape:
+        for name in self.outputs:
+            if np.shape(found[name]) != exact[name].shape:
                 raise BitwrightError(f"output {name!r} has another shape when quantized")
-            wide = np.asarray(found[name], np.float64) - exact.astype(np.float64)
+            wide = np.asarray(found[name], np.float64) - exact[name].astype(np.float64)
             errors[name] = np.where(np.isfinite(wide), wide, 0.0) * self.units[name]
         return errors
 
-    def scaled(self, error: Mapping[str, Array]) -> dict[str, Array]:
-        """The seeds of a backward pass for an error or projection in relative units."""
-        return {
-            name: (one * self.units[name]).astype(self.outputs[0][name].dtype)
-            for name, one in error.items()
-        }
+    def energy(self, quantized: Graph) -> float:
+        """The relative energy of another graph's output error."""
+        exe, total = compiled(quantized, self.threads), 0.0
+        for batch, exact in self:
+            error = self.error(exact, run(exe, batch))
+            total += sum(float(np.vdot(e, e)) for e in error.values())
+        return total
 
-    def probes(
-        self, batches: Sequence[Batch], count: int
-    ) -> Iterator[tuple[Batch, dict[str, Array]]]:
-        """Each batch with `count` random projections of its outputs."""
-        draw = np.random.default_rng(0)
-        for batch, outputs in zip(batches, self.outputs, strict=True):
-            for _ in range(count):
-                signs = {n: draw.choice((-1.0, 1.0), y.shape) for n, y in outputs.items()}
-                yield batch, self.scaled(signs)
+    def seeds(self, error: Mapping[str, Array], exact: Outputs) -> dict[str, Array]:
+        """The seeds of a backward pass for an error or projection in relative units."""
+        return {n: (one * self.units[n]).astype(exact[n].dtype) for n, one in error.items()}
 
 
 class _Sums:
@@ -269,11 +297,11 @@ class _Sums:
         return found
 
 
-def _compiled(graph: Graph, threads: int | None) -> Executable:
+def compiled(graph: Graph, threads: int | None) -> Executable:
     return compile_graph(run_passes(graph, INFERENCE), threads=threads)
 
 
-def _run(exe: Executable, batch: Batch) -> dict[str, Any]:
+def run(exe: Executable, batch: Batch) -> dict[str, Any]:
     exe.reset()
     return exe.run(batch)
 

@@ -89,7 +89,7 @@ class Copier:
     """Copies nodes of a graph behind some results into a builder.
 
     `take(value)` returns the value of the builder that stands for a value, or None if its node is
-    to be copied. `pair(pair, x)` returns what stands for a quantized activation, or None to keep it.
+    to be copied. `pair(pair, x)` returns what stands for a quantized activation.
     """
 
     def __init__(
