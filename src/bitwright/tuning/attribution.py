@@ -39,9 +39,10 @@ from bitwright.quant.model.stages import simplify
 from bitwright.tuning.instrumented import Instrumented, Part, Row
 from bitwright.tuning.local_errors import Range
 from bitwright.tuning.matching import Matching
+from bitwright.tuning.restored import SWITCH, restore_layers
 
 Outputs = Mapping[str, Any]
-BIAS = "bias shift"
+BIAS, ALL = "bias shift", "all causes"
 FEWEST_POSITIONS = 16
 """Positions of a result from which on its mean error is a cause of its own."""
 PROBES = 4
@@ -68,6 +69,10 @@ class Line:
         """What the error would lose without it."""
         return 2 * self.share - self.second
 
+    @property
+    def is_present(self) -> bool:
+        return bool(self.share or self.second)
+
 
 @dataclass
 class Attribution:
@@ -78,6 +83,8 @@ class Attribution:
     lines: list[Line] = field(default_factory=list)
     layers: dict[str, Line] = field(default_factory=dict)
     """All causes of a layer together."""
+    means: dict[str, Array] = field(default_factory=dict)
+    """The mean local error per channel, by name of the result in the float graph."""
 
     @property
     def rest(self) -> float:
@@ -169,6 +176,40 @@ def predict_errors(
     return found
 
 
+def measure_layers(
+    matching: Matching,
+    reference: Reference,
+    shares: Mapping[str, Array],
+    quantized: Graph,
+    seen: Callable[[int, Outputs, Outputs], None] | None = None,
+) -> Attribution:
+    """The measured effect of leaving out each layer, for models without gradients.
+
+    It runs the model once per layer and batch. Shares equal the effects, and causes are not told
+    apart.
+    """
+    layers = list(dict.fromkeys(site.layer for site in matching.sites))
+    exe = compiled(quantized, reference.threads)
+    graph = restore_layers(matching, layers, shares, switches=True)
+    switched = compiled(graph, reference.threads)
+    total, effects = 0.0, np.zeros(len(layers))
+    for number, (batch, exact) in enumerate(reference):
+        found = run(exe, batch)
+        if seen is not None:
+            seen(number, exact, found)
+        error = reference.energy_of(exact, found)
+        total += error
+        for place, layer in enumerate(layers):
+            on = {SWITCH + name: np.array(name == layer) for name in layers}
+            effects[place] += error - reference.energy_of(exact, run(switched, {**batch, **on}))
+    ops = {site.layer: site.op for site in matching.sites}
+    made = Attribution(total)
+    for layer, effect in zip(layers, effects.tolist(), strict=True):
+        made.layers[layer] = Line(layer, ops[layer], ALL, effect, effect)
+    made.lines = list(made.layers.values())
+    return made
+
+
 def _project(model: Instrumented, reference: Reference, sums: _Sums, count: int) -> None:
     """Add `count` random projections of each batch's outputs."""
     draw = np.random.default_rng(0)
@@ -214,13 +255,13 @@ class Reference:
             errors[name] = np.where(np.isfinite(wide), wide, 0.0) * self.units[name]
         return errors
 
-    def energy(self, quantized: Graph) -> float:
-        """The relative energy of another graph's output error."""
-        exe, total = compiled(quantized, self.threads), 0.0
-        for batch, exact in self:
-            error = self.error(exact, run(exe, batch))
-            total += sum(float(np.vdot(e, e)) for e in error.values())
-        return total
+    def energy(self, exe: Executable) -> float:
+        """The relative energy of another executable's output error."""
+        return sum(self.energy_of(exact, run(exe, batch)) for batch, exact in self)
+
+    def energy_of(self, exact: Outputs, found: Outputs) -> float:
+        """The relative energy of the error of one batch's outputs."""
+        return sum(float(np.vdot(e, e)) for e in self.error(exact, found).values())
 
     def seeds(self, error: Mapping[str, Array], exact: Outputs) -> dict[str, Array]:
         """The seeds of a backward pass for an error or projection in relative units."""
@@ -281,13 +322,16 @@ class _Sums:
         found = Attribution(error)
         for number, part in enumerate(self.parts):
             layer, op = part.site.layer, part.site.op
-            whole = found.layers.setdefault(layer, Line(layer, op, "all"))
+            whole = found.layers.setdefault(layer, Line(layer, op, ALL))
             whole.share += float(self.first[number])
             whole.energy += float(self.energy[number])
             share = float(self.first[number] - constant[number])
             energy = float(self.energy[number])
             line = Line(layer, op, part.cause, share, float(self.second[number]), energy)
             found.lines.append(line)
+            if self.means[number].any():
+                name = part.site.value.name
+                found.means[name] = found.means.get(name, 0.0) + self.means[number]
         for number, layer in enumerate(self.layers):
             whole = found.layers[layer]
             whole.second = float(self.layer_second[number])

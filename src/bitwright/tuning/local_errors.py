@@ -166,7 +166,7 @@ class LocalErrors:
         b = self.b
         y_f = self.float_result(site)
         if split:  # first, because it gives the factors of equalization
-            off, count = self._variant(site, y_f, None)
+            off, count = self._clipped(site, y_f, "")
         y_q = self._unscaled(site.value, self.here[site.partner], site.channel_axis, y_f)
         if not split:
             return {TOTAL: b.sub(y_q, y_f)}
@@ -175,12 +175,12 @@ class LocalErrors:
             return {ROUNDING if is_activation else WEIGHTS: b.sub(y_q, y_f)}
         found = {WEIGHTS: b.sub(off, y_f)}
         before = off
-        if (seen := self._observed.get(site.layer)) is not None:
-            shifted, _ = self._variant(site, y_f, ("seen", seen))
+        if site.layer in self._observed:
+            shifted, _ = self._clipped(site, y_f, "seen")
             found[SHIFT] = b.sub(shifted, before)
             before = shifted
         if self._has_static(site):
-            clipped, _ = self._variant(site, y_f, ("type", self._observed.get(site.layer)))
+            clipped, _ = self._clipped(site, y_f, "type")
             found[CLIPPING] = b.sub(clipped, before)
             before = clipped
         found[ROUNDING] = b.sub(y_q, before)
@@ -199,9 +199,7 @@ class LocalErrors:
         copier = Copier(self.b, self.matching.float_graph, take, "exact/")
         return copier.copy([site.value])[site.value]
 
-    def _variant(
-        self, site: Site, y_f: Value, kind: tuple[str, Range | None] | None
-    ) -> tuple[Value, int]:
+    def variant(self, site: Site, pair: Callable[[Pair, Value], Value]) -> tuple[Value, int]:
         """The quantized layer with other activations, and how many pairs were replaced."""
         inside = {self.matching.partners[v] for v in site.absorbed} | {site.partner}
 
@@ -211,24 +209,23 @@ class LocalErrors:
                 return self.here[value]
             return None
 
-        copier = Copier(self.b, self.matching.quantized, take, "variant/", self._replaced(kind))
-        made = copier.copy([site.partner])[site.partner]
-        return self._unscaled(site.value, made, site.channel_axis, y_f), copier.changed
+        copier = Copier(self.b, self.matching.quantized, take, "variant/", pair)
+        return copier.copy([site.partner])[site.partner], copier.changed
 
-    def _replaced(self, kind: tuple[str, Range | None] | None) -> Callable[[Pair, Value], Value]:
-        b = self.b
+    def _clipped(self, site: Site, y_f: Value, kind: str) -> tuple[Value, int]:
+        """The variant with activations that are not quantized: as they are (""), clipped at the
+        range that calibration saw ("seen"), or at the range of the type too ("type")."""
+        b, seen = self.b, self._observed.get(site.layer)
 
-        def replaced(pair: Pair, x: Value) -> Value:
-            if kind is None:
-                return x
-            what, seen = kind
-            if seen is not None:
+        def pair(found: Pair, x: Value) -> Value:
+            if kind and seen is not None:
                 x = b.clip(x, *(b.constant(np.float32(end)) for end in seen))
-            if what == "type" and pair.low is not None:
-                x = b.minimum(b.maximum(x, b.constant(pair.low)), b.constant(pair.high))
+            if kind == "type" and found.low is not None:
+                x = b.minimum(b.maximum(x, b.constant(found.low)), b.constant(found.high))
             return x
 
-        return replaced
+        made, count = self.variant(site, pair)
+        return self._unscaled(site.value, made, site.channel_axis, y_f), count
 
     def _has_static(self, site: Site) -> bool:
         """Whether an activation of the layer has a range fixed before the run."""
@@ -267,7 +264,7 @@ class LocalErrors:
         product = self.matching.equalized(site.value, axis % max(1, site.value.rank))
         if product is not None:
             if product not in self._shares:
-                self._variant(site, y_f, None)
+                self._clipped(site, y_f, "")
             share = self._shares[product]
             rank = site.value.rank
             shape = tuple(share.shape[0] if i == axis % rank else 1 for i in range(rank))
