@@ -56,9 +56,9 @@ __all__ = [
     "Graph", "Lion", "Observer", "QatConfig", "QuantConfig", "QuantParams", "QuantizationSystem",
     "QuantizedTensor", "Trainer", "__version__", "add_lora", "apply_precision", "bench",
     "calibrate", "compare", "compile", "convert", "convert_qat", "dtype", "export_onnx",
-    "from_torch", "grad", "hvp", "jvp", "ledger", "load", "load_lora", "load_parameters", "merge_lora", "nn",
-    "parse", "prepare_qat", "profile", "quant", "quantize", "quantize_tensor", "register_custom",
-    "remove_lora", "save_lora", "to_text", "train", "unmerge_lora", "verify",
+    "from_torch", "grad", "hvp", "jvp", "ledger", "load", "load_lora", "load_parameters",
+    "merge_lora", "nn", "parse", "prepare_qat", "profile", "quant", "quantize", "quantize_tensor",
+    "register_custom", "remove_lora", "save_lora", "to_text", "train", "unmerge_lora", "verify",
 ]  # fmt: skip
 
 _HOME = {

@@ -4,7 +4,8 @@
                 M(0) is the float model, M(1) the quantized model
     e           M(1) - M(0), the error of the outputs
     share_l     e . J_l d_l, with the Jacobian J_l averaged over t; the shares add up to |e|²
-    second_l    |J_l d_l|², by random projections r of the outputs: the mean of (r . J_l d_l)²
+    second_l    |J_l d_l|² = share_l² / |e|² + |u|² with u = J_l d_l - e share_l / |e|²; random
+                projections r of the outputs give |u|²: it is the mean of (r . u)²
     left out    |e|² - |e - J_l d_l|² = 2 share_l - second_l, what the error loses without l
 
 One backward pass through M(t) with the seed e gives e . J_l for all layers, one with a random seed
@@ -12,7 +13,7 @@ gives r . J_l. Dot products with the causes of d_l are nodes of the same compile
 of the model is stored.
 
 The mean of d_l over positions and batches, one number per channel, is a cause of its own (bias
-shift): a constant could correct it.
+shift) where the error would lose by its removal: a constant can correct it.
 
 Energies are relative: each output's error is divided by the energy of its signal, and outputs are
 averaged.
@@ -45,7 +46,8 @@ Outputs = Mapping[str, Any]
 BIAS, ALL = "bias shift", "all causes"
 FEWEST_POSITIONS = 16
 """Positions of a result from which on its mean error is a cause of its own."""
-PROBES = 4
+PROBES = 64
+"""Random projections over all batches, and at least two for each batch."""
 PLACES = 2
 """Places t on the path, Gauss-Legendre quadrature."""
 
@@ -132,22 +134,22 @@ def attribute_with(
 ) -> Attribution:
     """As `attribute`; `seen` receives each batch's number, float and quantized outputs."""
     exe = compiled(quantized, reference.threads)
-    sums, total = _Sums(model.parts), 0.0
+    sums = _Sums(model.parts)
     points, weights = np.polynomial.legendre.leggauss(places)
     for number, (batch, exact) in enumerate(reference):
         found = run(exe, batch)
         if seen is not None:
             seen(number, exact, found)
         error = reference.error(exact, found)
-        total += sum(float(np.vdot(e, e)) for e in error.values())
+        sums.error += sum(float(np.vdot(e, e)) for e in error.values())
         seeds = reference.seeds(error, exact)
         for place, weight in zip(points, weights, strict=True):
             if model.exe is not None:
                 row = model.run(batch, seeds, (place + 1) / 2)
                 sums.add(row, weight / 2, bool(place == points[0]))
     sums.center()
-    _project(model, reference, sums, probes)
-    return sums.attribution(total)
+    _project(model, reference, sums, probes, exe)
+    return sums.attribution()
 
 
 def predict_errors(
@@ -172,7 +174,7 @@ def predict_errors(
         model = Instrumented(matching, shares, {}, split=False, threads=threads)
         sums = _Sums(model.parts)
         _project(model, reference, sums, probes)
-        found[name] = {layer: line.second for layer, line in sums.attribution(0.0).layers.items()}
+        found[name] = {layer: line.second for layer, line in sums.attribution().layers.items()}
     return found
 
 
@@ -210,13 +212,25 @@ def measure_layers(
     return made
 
 
-def _project(model: Instrumented, reference: Reference, sums: _Sums, count: int) -> None:
-    """Add `count` random projections of each batch's outputs."""
+def _project(
+    model: Instrumented,
+    reference: Reference,
+    sums: _Sums,
+    probes: int,
+    quantized: Executable | None = None,
+) -> None:
+    """Add random projections of each batch's outputs."""
     draw = np.random.default_rng(0)
+    count = max(2, -(-probes // max(1, reference.batches)))
     for batch, exact in reference if model.exe is not None else ():
+        error = {}
+        if quantized is not None:
+            error = reference.error(exact, run(quantized, batch))
         for _ in range(count):
             signs = {n: draw.choice((-1.0, 1.0), exact[n].shape) for n in reference.outputs}
-            sums.project(model.run(batch, reference.seeds(signs, exact), 0.5), 1 / count)
+            row = model.run(batch, reference.seeds(signs, exact), 0.5)
+            along = sum(float(np.vdot(signs[n], e)) for n, e in error.items())
+            sums.project(row, along, 1 / count)
 
 
 class Reference:
@@ -231,7 +245,9 @@ class Reference:
         self._batches = batches
         self.outputs = [name for name, value in graph.outputs if is_differentiable(value)]
         self.signal = dict.fromkeys(self.outputs, 0.0)
+        self.batches = 0
         for _, exact in self:
+            self.batches += 1
             for name in self.outputs:
                 self.signal[name] += _energy(exact[name])
         used = [name for name in self.outputs if self.signal[name] > 0]
@@ -272,20 +288,18 @@ class _Sums:
     """Sums over runs of the instrumented graph."""
 
     def __init__(self, parts: list[Part]) -> None:
-        self.parts = parts
-        count = len(parts)
-        self.first, self.second, self.energy = (np.zeros(count) for _ in range(3))
-        self.positions = np.zeros(count)
+        self.parts, self.error = parts, 0.0
+        self.dots, self.energy, self.positions = (np.zeros(len(parts)) for _ in range(3))
         self.slopes = [np.zeros(part.channels) for part in parts]
         self.means = [np.zeros(part.channels) for part in parts]
         self.layers = list(dict.fromkeys(part.site.layer for part in parts))
         self.layer_of = np.array([self.layers.index(p.site.layer) for p in parts], np.int64)
-        self.bias_second = np.zeros(len(self.layers))
-        self.layer_second = np.zeros(len(self.layers))
+        self.first = np.zeros(2 * len(parts) + 2 * len(self.layers))
+        self.second = np.zeros_like(self.first)
 
     def add(self, row: Row, weight: float, is_new: bool) -> None:
         """A row with the error as seed; `is_new` for the first row of a batch."""
-        self.first += weight * row.dots
+        self.dots += weight * row.dots
         for total, slope in zip(self.slopes, row.slopes, strict=True):
             total += weight * slope
         if is_new:
@@ -301,43 +315,41 @@ class _Sums:
                 self.means[number] /= count
             else:
                 self.means[number][:] = 0
+        self.first = self._split(self.dots, self.slopes)
+        if self.error:
+            self.second = np.square(self.first) / self.error
 
-    def project(self, row: Row, weight: float) -> None:
-        """A row with a random seed."""
-        constant = self._constant(row.slopes)
-        self.second += weight * np.square(row.dots - constant)
-        self.bias_second += weight * np.square(self._by_layer(constant))
-        self.layer_second += weight * np.square(self._by_layer(row.dots))
+    def project(self, row: Row, along: float, weight: float) -> None:
+        """A row with a random seed, whose product with the error is `along`."""
+        slope = self.first / self.error if self.error else self.first
+        self.second += weight * np.square(self._split(row.dots, row.slopes) - slope * along)
 
-    def _constant(self, slopes: list[Array]) -> Array:
-        """The part of each dot product that comes from the mean local error."""
-        return np.array([s @ m for s, m in zip(slopes, self.means, strict=True)])
+    def _split(self, dots: Array, slopes: list[Array]) -> Array:
+        """Dot products of parts, of parts without their means, of bias shifts, of whole layers."""
+        constant = np.array([s @ m for s, m in zip(slopes, self.means, strict=True)])
+        by_layer = (np.bincount(self.layer_of, x, len(self.layers)) for x in (constant, dots))
+        return np.concatenate([dots, dots - constant, *by_layer])
 
-    def _by_layer(self, numbers: Array) -> Array:
-        return np.bincount(self.layer_of, numbers, len(self.layers))
-
-    def attribution(self, error: float) -> Attribution:
-        constant = self._constant(self.slopes)
-        bias = self._by_layer(constant)
-        found = Attribution(error)
+    def attribution(self) -> Attribution:
+        found = Attribution(self.error)
+        ops = {part.site.layer: part.site.op for part in self.parts}
+        pairs = list(zip(self.first.tolist(), self.second.tolist(), strict=True))
+        count, layers = len(self.parts), len(self.layers)
+        whole, centered = pairs[:count], pairs[count : 2 * count]
+        biases = pairs[2 * count : 2 * count + layers]
+        for layer, bias, numbers in zip(self.layers, biases, pairs[-layers:], strict=True):
+            found.layers[layer] = Line(layer, ops[layer], ALL, *numbers)
+            line = Line(layer, ops[layer], BIAS, *bias)
+            if line.left_out > 0:
+                found.lines.append(line)
+        shifted = {line.layer for line in found.lines}
         for number, part in enumerate(self.parts):
-            layer, op = part.site.layer, part.site.op
-            whole = found.layers.setdefault(layer, Line(layer, op, ALL))
-            whole.share += float(self.first[number])
-            whole.energy += float(self.energy[number])
-            share = float(self.first[number] - constant[number])
-            energy = float(self.energy[number])
-            line = Line(layer, op, part.cause, share, float(self.second[number]), energy)
+            layer, name = part.site.layer, part.site.value.name
+            numbers = (centered if layer in shifted else whole)[number]
+            line = Line(layer, ops[layer], part.cause, *numbers, float(self.energy[number]))
             found.lines.append(line)
-            if self.means[number].any():
-                name = part.site.value.name
+            if layer in shifted:
                 found.means[name] = found.means.get(name, 0.0) + self.means[number]
-        for number, layer in enumerate(self.layers):
-            whole = found.layers[layer]
-            whole.second = float(self.layer_second[number])
-            second = float(self.bias_second[number])
-            if second or bias[number]:
-                found.lines.append(Line(layer, whole.op, BIAS, float(bias[number]), second))
         return found
 
 

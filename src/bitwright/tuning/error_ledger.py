@@ -29,7 +29,6 @@ from bitwright.pipeline import INFERENCE, PRECISION
 from bitwright.quant.data.batches import Batch, Batches, Transform
 from bitwright.quant.model.layer_names import LayerNames
 from bitwright.quant.model.quantize import Quantized
-from bitwright.quant.model.weights.nearest import decibels
 from bitwright.tuning import ledger_text
 from bitwright.tuning.attribution import (
     Attribution,
@@ -78,8 +77,8 @@ class LedgerLine:
 class Ledger:
     """The error of a quantized model, by layer and cause; lines with the largest effect first."""
 
-    outputs: dict[str, float]
-    """SQNR of each float output in dB."""
+    outputs: dict[str, float | None]
+    """SQNR of each float output in dB; None without an error."""
     error_energy: float
     """Relative to the signal, mean of all outputs."""
     lines: list[LedgerLine] = field(default_factory=list)
@@ -97,16 +96,17 @@ class Ledger:
     """Share and leave-one-out effect of all causes of a layer, by name of its result."""
 
     @property
-    def sqnr_db(self) -> float:
-        return decibels(self.error_energy)
+    def sqnr_db(self) -> float | None:
+        """SQNR of the outputs; None without an error."""
+        return _decibels(self.error_energy)
 
     def to_dict(self) -> dict[str, Any]:
         """The ledger as a dict of plain values, without infinities."""
         return {
-            "outputs": {name: {"sqnr_db": _finite(db)} for name, db in self.outputs.items()},
+            "outputs": {name: {"sqnr_db": db} for name, db in self.outputs.items()},
             "signal_energy": 1.0,
             "error_energy": self.error_energy,
-            "sqnr_db": _finite(self.sqnr_db),
+            "sqnr_db": self.sqnr_db,
             "lines": [asdict(line) for line in self.lines],
             "rest": self.rest,
             "flips": [flip.to_dict() for flip in self.flips],
@@ -129,7 +129,8 @@ class Ledger:
         return ledger_text.table(self.to_dict())
 
     def __repr__(self) -> str:
-        return f"<ledger of {len(self.lines)} lines: {self.sqnr_db:.1f} dB>"
+        db = "no error" if self.sqnr_db is None else f"{self.sqnr_db:.1f} dB"
+        return f"<ledger of {len(self.lines)} lines: {db}>"
 
     def _repr_html_(self) -> str:
         return ledger_text.html(self.to_dict())
@@ -245,10 +246,10 @@ class _State:
             self.noise[name] += float(np.vdot(error, error))
 
     @property
-    def sqnr(self) -> dict[str, float]:
+    def sqnr(self) -> dict[str, float | None]:
         count = sum(unit > 0 for unit in self.reference.units.values())
         return {
-            name: decibels(self.noise[name] * count)
+            name: _decibels(self.noise[name] * count)
             for name, unit in self.reference.units.items()
             if unit > 0
         }
@@ -264,7 +265,7 @@ def _line(line: Line, error: float, names: LayerNames, schemes: Mapping[str, str
         line.cause,
         line.share,
         line.left_out,
-        decibels(left) if left > 0 else None,
+        _decibels(left),
     )
 
 
@@ -303,7 +304,7 @@ def _measure_fixes(
                 exes[key] = exe = compiled(graph, state.threads)
                 fix.bytes = variants.added_bytes(graph)
                 energy = reference.energy(exe)
-                fix.sqnr_db = _finite(decibels(energy))
+                fix.sqnr_db = _decibels(energy)
                 if made.metric is not None:
                     value = score(evaluate, exe)[1]
                     fix.metric = value - made.metric["quantized"]
@@ -312,7 +313,7 @@ def _measure_fixes(
     for key, seconds in zip(exes, time_added(base, list(exes.values()), batch), strict=True):
         measured[key].seconds = seconds
     for fix in measured.values():
-        fix.text = describe(fix, _finite(made.sqnr_db), name)
+        fix.text = describe(fix, made.sqnr_db, name)
     for line in made.lines if curve else ():
         line.predicted_metric = _at(curve, found.error - line.leave_one_out)
 
@@ -340,5 +341,6 @@ def _notes(made: Ledger, matching: Matching) -> list[str]:
     return found
 
 
-def _finite(number: float) -> float | None:
-    return number if math.isfinite(number) else None
+def _decibels(energy: float) -> float | None:
+    """The SQNR of a relative error; None without an error."""
+    return -10 * math.log10(energy) if energy > 0 else None

@@ -95,8 +95,8 @@ class Variants:
             return found
         axis = site.channel_axis % site.value.rank
         shape = [-1 if i == axis else 1 for i in range(site.value.rank)]
-        shift = b.constant(-mean.reshape(shape), "f32")
-        return b.add(found, errors.scaled(site, shift))  # type: ignore[no-any-return]
+        shift = errors.scaled(site, b.constant(-mean.reshape(shape), "f32"))
+        return b.add(found, shift)  # type: ignore[no-any-return]
 
 
 def _with_float_activations(errors: LocalErrors, site: Site) -> Value:
@@ -138,8 +138,15 @@ def describe(fix: Fix, before_db: float | None, metric: str) -> str:
     if fix.seconds is not None:
         facts.append(f"{fix.seconds * 1e3:+.2f} ms")
     if fix.bytes is not None:
-        facts.append(f"{fix.bytes / 1e6:+.2f} MB")
+        facts.append(_size(fix.bytes))
     return TEXTS[fix.action] + (f": {', '.join(facts)}" if facts else "")
+
+
+def _size(count: int) -> str:
+    """Added bytes with a unit that shows them."""
+    if abs(count) >= 1e6:
+        return f"{count / 1e6:+.2f} MB"
+    return f"{count / 1e3:+.1f} kB" if abs(count) >= 1e3 else f"{count:+d} B"
 
 
 def score(evaluate: Any, exe: Executable) -> tuple[str, float]:

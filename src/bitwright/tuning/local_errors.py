@@ -249,28 +249,30 @@ class LocalErrors:
         b = self.b
         if value.dtype.is_float and found.dtype != f32:
             found = b.cast(found, to=f32)
+        found = with_sizes(b, found, value)
         product = self.matching.equalized(value, axis % max(1, value.rank))
         if product is None:
             return found
         if product not in self._shares:
             self._shares[product] = self._share(product, found, axis, y_f)
-        share = self._shares[product]
-        shape = tuple(share.shape[0] if i == axis % value.rank else 1 for i in range(value.rank))
-        return b.div(found, b.reshape(share, shape=shape))  # type: ignore[no-any-return]
+        return b.div(found, self._factors(product, value.rank, axis))  # type: ignore[no-any-return]
 
     def scaled(self, site: Site, y_f: Value) -> Value:
-        """The result of the float layer in the scale and type of the quantized model's value."""
+        """A result of the float layer in the scale and type of the quantized model's value."""
         b, axis = self.b, site.channel_axis
         product = self.matching.equalized(site.value, axis % max(1, site.value.rank))
         if product is not None:
             if product not in self._shares:
-                self._clipped(site, y_f, "")
-            share = self._shares[product]
-            rank = site.value.rank
-            shape = tuple(share.shape[0] if i == axis % rank else 1 for i in range(rank))
-            y_f = b.mul(y_f, b.reshape(share, shape=shape))
+                self._clipped(site, self.float_result(site), "")
+            y_f = b.mul(y_f, self._factors(product, site.value.rank, axis))
         kind = site.partner.dtype
         return y_f if y_f.dtype == kind else b.cast(y_f, to=kind)  # type: ignore[no-any-return]
+
+    def _factors(self, product: Value, rank: int, axis: int) -> Value:
+        """The factors of a product, broadcast over a value with channels on `axis`."""
+        share = self._shares[product]
+        shape = tuple(share.shape[0] if i == axis % rank else 1 for i in range(rank))
+        return self.b.reshape(share, shape=shape)  # type: ignore[no-any-return]
 
     def _share(self, product: Value, found: Value, axis: int, y_f: Value | None) -> Value:
         """Factors per channel: the given ones, or those that fit the batch best."""
@@ -286,6 +288,13 @@ class LocalErrors:
         own = b.reduce_sum(b.mul(y_f, y_f), axes=axes, keepdims=False)
         ratio = b.div(both, b.maximum(own, tiny))
         return b.where(b.gt(ratio, tiny), ratio, b.constant(np.float32(1)))  # type: ignore[no-any-return]
+
+
+def with_sizes(b: Builder, found: Value, like: Value) -> Value:
+    """The value with its sizes written as those of `like`, which are equal at run time."""
+    if found.type == like.type or found.shape == like.shape:
+        return found
+    return b.reshape(found, shape=like.shape)  # type: ignore[no-any-return]
 
 
 def _input_axis(site: Site) -> int:

@@ -14,7 +14,7 @@ from bitwright.ir.edit import prune, replace_inputs
 from bitwright.ir.graph import Graph, Value
 from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.check import verify
-from bitwright.tuning.local_errors import LocalErrors
+from bitwright.tuning.local_errors import LocalErrors, with_sizes
 from bitwright.tuning.matching import Matching, Site
 
 SWITCH = "restored."
@@ -26,7 +26,8 @@ Change = Callable[[LocalErrors, Site], Value]
 
 def in_float(errors: LocalErrors, site: Site) -> Value:
     """The float layer on the operands of the quantized model."""
-    return errors.scaled(site, errors.float_result(site))
+    exact = errors.scaled(site, errors.float_result(site))
+    return with_sizes(errors.b, exact, site.partner)
 
 
 def restore_layers(

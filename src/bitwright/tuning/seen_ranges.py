@@ -1,4 +1,4 @@
-"""The ranges of statically quantized values on calibration data, measured in the quantized model."""
+"""The ranges of statically quantized values on calibration data, in the quantized model."""
 
 from __future__ import annotations
 
