@@ -23,7 +23,7 @@ from bitwright.ir.arrays import Array
 from bitwright.ir.dtype import f32
 from bitwright.ir.graph import Graph, Node, Value, constant_value
 from bitwright.ops.core.builder import Builder
-from bitwright.tuning.matching import Matching, Site, channel_axis
+from bitwright.tuning.matching import Matching, Site
 
 WEIGHTS, ROUNDING, CLIPPING, SHIFT = (
     "weight rounding",
