@@ -8,18 +8,14 @@ state in place comes after all other readers of the state, so that the old value
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 
-from bitwright.ir.dim import Dim, Size, evaluate
 from bitwright.ir.graph import Graph, Node, Value
-from bitwright.ir.types import TensorType
+from bitwright.ir.typical import typical_bytes
 from bitwright.ops.core.opdef import Kind
 from bitwright.ops.core.registry import get
 from bitwright.rewrite.trace import Trace
 
-TYPICAL_SIZE = 16
-"""What stands for a symbolic size when bytes are compared."""
 FEW_BYTES = 1024
 IN_PLACE = frozenset({"sgd_update", "adam_update", "lion_update", "scatter", "scatter_elements"})
 """Ops that write to the memory of a state that they replace."""
@@ -28,25 +24,13 @@ IN_PLACE = frozenset({"sgd_update", "adam_update", "lion_update", "scatter", "sc
 def order_for_memory(graph: Graph, trace: Trace) -> Graph:
     """The graph with its nodes in another order; the results are the same."""
     nodes = _Order(graph).run()
-    moved = [new.name for new, old in zip(nodes, graph.nodes, strict=True) if new is not old]
+    boundary = [node for node in graph.nodes if node.is_boundary]
+    before = [node for node in graph.nodes if not node.is_boundary]
+    moved = [new.name for new, old in zip(nodes, before, strict=True) if new is not old]
     if not moved:
         return graph
-    trace.fired("order-for-memory", graph.name, moved[:1])
-    return graph.with_(nodes=tuple(nodes))
-
-
-def typical_bytes(value: Value) -> int:
-    """The bytes of a tensor if each symbolic size without a bound is `TYPICAL_SIZE`."""
-    type_ = value.type
-    if not isinstance(type_, TensorType):
-        return 0
-    return math.prod(map(_typical, type_.shape)) * max(type_.dtype.bits, 8) // 8
-
-
-def _typical(size: Size) -> int:
-    if not isinstance(size, Dim):
-        return size
-    return max(evaluate(size, {s.name: s.bound or TYPICAL_SIZE for s in size.symbols}), 1)
+    trace.fired("order-for-memory", moved[0], ())
+    return graph.with_(nodes=(*boundary, *nodes))
 
 
 class _Order:
@@ -67,20 +51,22 @@ class _Order:
         self.replaced = {new: state for state, new in graph.updates}
         self.done: set[Node] = set()
         self.nodes: list[Node] = []
+        """The computed nodes in their new order."""
 
     def run(self) -> list[Node]:
-        boundary = [node for node in self.graph.nodes if node.is_boundary]
-        self.nodes += boundary
-        self.done.update(boundary)
+        self.done.update([node for node in self.graph.nodes if node.is_boundary])
+        self._emit_early(list(reversed(self.graph.nodes)))
         for node in self.graph.nodes:
-            if node in self.done:
-                continue
-            waiting = self._emit(node)
-            while waiting:
-                candidate = waiting.pop()
-                if self._is_early(candidate):
-                    waiting += self._emit(candidate)
+            if node not in self.done:
+                self._emit_early(self._emit(node))
         return self.nodes
+
+    def _emit_early(self, waiting: list[Node]) -> None:
+        """Append those of the waiting nodes, the last one first, that should not wait longer."""
+        while waiting:
+            candidate = waiting.pop()
+            if self._is_early(candidate):
+                waiting += self._emit(candidate)
 
     def _emit(self, node: Node) -> list[Node]:
         """Append a node; the nodes that may follow at once, the first one last."""
@@ -98,7 +84,7 @@ class _Order:
 
     def _is_early(self, node: Node) -> bool:
         opdef = get(node.op)
-        if node in self.done or self.missing[node] or node.bodies and node.op != "fused":
+        if node in self.done or self.missing[node] or (node.bodies and node.op != "fused"):
             return False
         if not opdef.deterministic or not self._are_states_read(node):
             return False

@@ -73,8 +73,7 @@ class Optimizer(ABC):
         """Append the step of one parameter and its updates; returns the new parameter."""
 
     def _moment(self, b: Builder, kind: str, p: Value) -> Value:
-        zeros = np.zeros(tuple(map(int, p.shape)), p.dtype.numpy)
-        return b.state(f"{PREFIX}{kind}.{p.name}", zeros)
+        return b.state(f"{PREFIX}{kind}.{p.name}", type_=p.type)  # zeros at first
 
 
 def _replace(b: Builder, old: Sequence[Value], new: Any) -> Value:
