@@ -5,7 +5,8 @@
 Trainable parameters, moments, averages, accumulators, counters, the loss scale and running
 statistics are states with updates. The learning rate is the input `train.lr`. A step whose loss is
 not finite changes nothing but the loss scale; nor does one whose gradients are not finite, where
-their norm is known (f16, clipping).
+their norm is known (f16, clipping). Elsewhere the updates find such a gradient (`require_finite`):
+the step is an error, and what that gradient would have changed stays.
 """
 
 from __future__ import annotations
