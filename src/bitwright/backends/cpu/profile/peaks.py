@@ -1,7 +1,8 @@
 """Measured peak performance of this machine, for roofline models.
 
-    flops      f32 multiply-adds in registers, two operations each
-    integers   8-bit dot products (vpdpbusd, usdot), if the target has them
+    products   multiply-adds in registers (`profile.product_loops`), two operations each
+    flops      those of f32
+    integers   those of 8-bit dot products (vpdpbusd, usdot), if the target has them
     bandwidth  bytes read and written per second, for data that fits the L2 caches, the last-level
                cache, or neither: the larger rate of a sum and a copy
 
@@ -11,16 +12,17 @@ Small emitted kernels measure them on a pool of threads. Real kernels stay below
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 import numpy as np
 
 from bitwright import knobs
-from bitwright.backends.cpu.codegen import instr, jit
-from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Type, Value, f32
+from bitwright.backends.cpu.codegen import jit
+from bitwright.backends.cpu.codegen.emit import Module, Signature, f32
+from bitwright.backends.cpu.profile.product_loops import emit_loop, product_loops
 from bitwright.backends.cpu.runtime.memory import allocate
 from bitwright.backends.cpu.runtime.pool import Pool, shared_pool
 from bitwright.backends.cpu.runtime.shared_block import BARRIER_AFTER, step_table
@@ -50,6 +52,8 @@ class Peaks:
     integers: float | None
     levels: tuple[Level, ...]
     """From the smallest cache to main memory."""
+    products: Mapping[str, float] = field(default_factory=dict)
+    """Operations per second by the name of the loop."""
 
     def level(self, nbytes: int) -> Level:
         """The smallest level that holds this many bytes."""
@@ -58,25 +62,6 @@ class Peaks:
     @property
     def memory(self) -> float:
         return self.levels[-1].rate
-
-
-Step = Callable[[Kernel, Value, Value], Value]
-
-
-def _emit_products(module: Module, name: str, acc: Type, part: Type, step: Step) -> int:
-    """Emit a loop of independent `acc = step(acc, part)`; returns their number per iteration."""
-    # enough to hide the latency on any machine, and few enough to stay in registers
-    count = 3 * module.target.vector_registers // 4
-    with module.kernel(name, Signature(("data",), ("turns",))) as f:
-        data, turns = f.args.pointer("data"), f.args.size("turns")
-        factor = f.load(part, data)
-        start = [f.load(acc, data, lane) for lane in range(count)]
-        with f.loop(0, turns, carry=start) as loop:
-            loop.next(*(step(f, value, factor) for value in loop.carried))
-        with f.if_(f.lt(turns, 0)):  # never taken; it keeps the results live
-            for number, result in enumerate(loop.results):
-                f.store(result, data, number * result.type.lanes)
-    return count
 
 
 def _emit_stream(module: Module, name: str, writes: bool) -> None:
@@ -150,19 +135,18 @@ def memory_reader(threads: int, nbytes: int) -> Callable[[], None]:
     return read
 
 
-@cache
 def measure(threads: int) -> Peaks:
-    """The peaks of this machine for a number of threads; measured once per process."""
-    target = host()
+    """The peaks of this process's target for a number of threads; measured once per process."""
+    return _measured(threads, host())
+
+
+@cache
+def _measured(threads: int, target: Target) -> Peaks:
     module = Module(target, "peaks")
-    vector, dot = f32.vector(target.lanes(32)), instr.dot_u8s8(target)
-    per_turn = {}
-    count = _emit_products(module, "fma", vector, vector, lambda f, acc, x: f.fma(acc, x, x))
-    per_turn["fma"] = 2 * vector.lanes * count * threads
-    if dot is not None:
-        part = dot.operands[1]
-        count = _emit_products(module, "dot", dot.result, part, lambda f, acc, x: dot(f, acc, x, x))
-        per_turn["dot"] = 2 * part.lanes * count * threads
+    per_turn = {
+        name: loop.operations * emit_loop(module, name, loop) * threads
+        for name, loop in product_loops(target).items()
+    }
     _emit_stream(module, "sum", writes=False)
     _emit_stream(module, "copy", writes=True)
     library, pool = jit.load(module.text(), target), shared_pool(threads)
@@ -173,7 +157,7 @@ def measure(threads: int) -> Peaks:
     data = np.ones(1024, np.float32)
     rates = {name: benchmarks[name].rate(n, data=data.ctypes.data) for name, n in per_turn.items()}
     levels = _levels(target, threads, benchmarks["sum"], benchmarks["copy"])
-    return Peaks(threads, rates["fma"], rates.get("dot"), levels)
+    return Peaks(threads, rates["f32"], rates.get("int8"), levels, rates)
 
 
 def _levels(target: Target, threads: int, total: _Benchmark, copy: _Benchmark) -> tuple[Level, ...]:
