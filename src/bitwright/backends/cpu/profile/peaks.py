@@ -32,6 +32,8 @@ Array = np.ndarray[Any, Any]
 _SECONDS = 0.05
 """The measuring time of a peak; clock frequencies change within milliseconds."""
 _SHORTEST = 1e-3
+_LEAST_CALLS = 5
+"""Another process may interrupt a few."""
 _LARGEST = 256 << 20
 _UNROLL = 4
 
@@ -97,23 +99,23 @@ class _Benchmark:
     name: str
     pool: Pool
 
-    def minimum_seconds(self, **slots: int) -> float:
+    def minimum_seconds(self, measuring: float = _SECONDS, **slots: int) -> float:
         """The minimum time of one call."""
         table = self.signature.pack(**slots)
         rows = step_table([(self.library.address(self.name), table.ctypes.data, BARRIER_AFTER)])
-        best, stop = float("inf"), time.perf_counter() + _SECONDS
-        while best == float("inf") or time.perf_counter() < stop:
+        best, calls, stop = float("inf"), 0, time.perf_counter() + measuring
+        while calls < _LEAST_CALLS or time.perf_counter() < stop:
             begin = time.perf_counter()
             self.pool.run(rows.ctypes.data, 1)
-            best = min(best, time.perf_counter() - begin)
+            best, calls = min(best, time.perf_counter() - begin), calls + 1
         return best
 
     def rate(self, per_turn: float, **slots: int) -> float:
         """Units per second, with enough iterations per call for a reliable measurement."""
         turns = 1
-        while (seconds := self.minimum_seconds(turns=turns, **slots)) < _SHORTEST:
+        while (seconds := self.minimum_seconds(_SHORTEST, turns=turns, **slots)) < _SHORTEST:
             turns *= max(2, int(_SHORTEST / max(seconds, 1e-7)))
-        return per_turn * turns / seconds
+        return per_turn * turns / self.minimum_seconds(turns=turns, **slots)
 
 
 def memory_reader(threads: int, nbytes: int) -> Callable[[], None]:
@@ -142,22 +144,31 @@ def measure(threads: int) -> Peaks:
 
 @cache
 def _measured(threads: int, target: Target) -> Peaks:
-    module = Module(target, "peaks")
-    per_turn = {
-        name: loop.operations * emit_loop(module, name, loop) * threads
-        for name, loop in product_loops(target).items()
-    }
+    products, module = measure_products(threads), Module(target, "streams")
     _emit_stream(module, "sum", writes=False)
     _emit_stream(module, "copy", writes=True)
-    library, pool = jit.load(module.text(), target), shared_pool(threads)
-    benchmarks = {
+    streams = _benchmarks(module, threads)
+    levels = _levels(target, threads, streams["sum"], streams["copy"])
+    return Peaks(threads, products["f32"], products.get("int8"), levels, products)
+
+
+def measure_products(threads: int) -> dict[str, float]:
+    """Operations per second of the loops of this process's target, measured now."""
+    module = Module(host(), "products")
+    per_turn = {
+        name: loop.operations * emit_loop(module, name, loop) * threads
+        for name, loop in product_loops(host()).items()
+    }
+    benchmarks, data = _benchmarks(module, threads), np.ones(1024, np.float32)
+    return {name: benchmarks[name].rate(n, data=data.ctypes.data) for name, n in per_turn.items()}
+
+
+def _benchmarks(module: Module, threads: int) -> dict[str, _Benchmark]:
+    library, pool = jit.load(module.text(), module.target), shared_pool(threads)
+    return {
         name: _Benchmark(library, signature, name, pool)
         for name, signature in module.signatures.items()
     }
-    data = np.ones(1024, np.float32)
-    rates = {name: benchmarks[name].rate(n, data=data.ctypes.data) for name, n in per_turn.items()}
-    levels = _levels(target, threads, benchmarks["sum"], benchmarks["copy"])
-    return Peaks(threads, rates["f32"], rates.get("int8"), levels, rates)
 
 
 def _levels(target: Target, threads: int, total: _Benchmark, copy: _Benchmark) -> tuple[Level, ...]:

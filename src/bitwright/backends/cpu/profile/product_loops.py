@@ -3,6 +3,7 @@
     f64, f32, f16   fused multiply-adds, or multiplications and additions
     bf16            vdpbf16ps
     int8            vpdpbusd, usdot or sdot
+    int8_pairs      vpmaddubsw, vpmaddwd and an addition
     int16           vpmaddwd and an addition, for 8-bit values widened to 16 bits
     bf16_tiles, int8_tiles   AMX
 
@@ -51,9 +52,11 @@ def product_loops(target: Target) -> dict[str, Loop]:
     }.items():
         if dot is not None:
             loops[name] = _dot(dot)
-    pairs = instr.pairs_s16s16(target)
-    if pairs is not None:
-        loops["int16"] = _pairs(pairs)
+    wide, narrow = instr.pairs_s16s16(target), instr.pairs_u8s8(target)
+    if wide is not None and narrow is not None:
+        loops["int8_pairs"] = _narrow_pairs(narrow, wide)
+    if wide is not None:
+        loops["int16"] = _pairs(wide)
     for name, feature, instruction, item_bytes in (
         ("bf16_tiles", "amx-bf16", "tdpbf16ps", 2),
         ("int8_tiles", "amx-int8", "tdpbusd", 1),
@@ -84,6 +87,16 @@ def _pairs(pairs: Instr) -> Loop:
         lambda f, acc, x: f.add(acc, pairs(f, f.bitcast(acc, part), x)),
         2 * part.lanes,
     )
+
+
+def _narrow_pairs(narrow: Instr, wide: Instr) -> Loop:
+    part = narrow.operands[0]
+
+    def step(f: Kernel, acc: Value, x: Value) -> Value:
+        ones = f.splat(f.const(emit.i16, 1), wide.operands[0].lanes)
+        return f.add(acc, wide(f, narrow(f, f.bitcast(acc, part), x), ones))
+
+    return Loop(wide.result, part, step, 2 * part.lanes)
 
 
 def emit_loop(module: Module, name: str, loop: Loop) -> int:
@@ -121,22 +134,30 @@ def _emit_tiles(module: Module, name: str, tiles: Amx) -> int:
 
 
 _INTEGER = r"tdpb[su][su]d|\{?v?pdp\w+|v?pmadd(?:wd|ubsw)|[us]{1,2}dot"
-_FLOAT = r"tdp(?:bf16|fp16)ps|vdpbf16ps|bf(?:dot|mmla)|v?f[n]?madd\d*[ps][shd]|fmla|v?mulp[shd]|fmul"
+_FLOAT = (
+    r"tdp(?:bf16|fp16)ps|vdpbf16ps|bf(?:dot|mmla)|v?f[n]?madd\d*[ps][shd]|fmla|v?mulp[shd]|fmul"
+)
 _LINE = re.compile(rf"^\s+(?:\{{\w+\}}\s+)?({_INTEGER}|{_FLOAT})\b", re.MULTILINE)
 _IS_INTEGER = re.compile(_INTEGER)
 _FUSED = re.compile(r"^(vfn?madd)(?:132|213|231)")
 
 
+def is_integer_product(instruction: str) -> bool:
+    """Whether an instruction multiplies integers and adds products."""
+    return bool(_IS_INTEGER.fullmatch(instruction))
+
+
 def product_instruction(assembly: str) -> str:
     """The instruction that multiplies most often; an integer one, if there is any.
 
-    Float multiplications of an integer kernel are its epilogue. The three operand orders of a
-    fused multiply-add have one name. Empty if nothing is multiplied.
+    Float multiplications of an integer kernel are its epilogue, and a vpmaddwd for each vpmaddubsw
+    adds its results. The three operand orders of a fused multiply-add have one name. Empty if
+    nothing is multiplied.
     """
     found = Counter(_FUSED.sub(r"\g<1>231", name) for name in _LINE.findall(assembly))
-    integer = {name: count for name, count in found.items() if _IS_INTEGER.fullmatch(name)}
+    integer = {name: count for name, count in found.items() if is_integer_product(name)}
     counts = integer or found
-    return max(counts, key=lambda name: counts[name], default="")
+    return max(counts, key=lambda name: (counts[name], "ub" in name), default="")
 
 
 @cache
