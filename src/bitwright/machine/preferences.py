@@ -100,15 +100,15 @@ class Preferences:
     def from_json(cls, data: Any) -> Preferences | None:
         """The preferences of a remembered entry; None if it has another form."""
         try:
-            numbers = [
+            batches, threads, blocks = (
                 {int(key): float(value) for key, value in data[name].items()}
                 for name in ("batch_rates", "thread_rates", "block_seconds")
-            ]
-            words = [
+            )
+            layouts, schemes = (
                 {str(key): float(value) for key, value in data[name].items()}
                 for name in ("layout_seconds", "scheme_seconds")
-            ]
-            found = cls(*numbers, *words)
+            )
+            found = cls(batches, threads, blocks, layouts, schemes)
             found.reasons()
         except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError):
             return None

@@ -18,6 +18,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,6 @@ from bitwright.executable import Executable
 from bitwright.frontend.load import load
 from bitwright.ir.feeds import check_sizes
 from bitwright.ir.graph import Graph
-from bitwright.ir.types import TensorType
 from bitwright.machine.facts import hardware
 from bitwright.machine.memory import arena_bytes, constant_bytes
 from bitwright.machine.preferences import thread_counts
@@ -39,10 +39,16 @@ from bitwright.pipeline import compile_graph
 from bitwright.quant.core.measure import quality
 from bitwright.quant.data.batches import Batches
 from bitwright.quant.model.quantize import quantize
+from bitwright.report.batch_axis import (
+    Feeds,
+    batch_symbol,
+    bound_sizes,
+    samples_in,
+    with_batch,
+)
 from bitwright.report.feeds import random_inputs
 from bitwright.warn import DataWarning
 
-Feeds = dict[str, Any]
 BATCHES = (1, 4, 16)
 _MOST_BATCHES, _RANDOM_BATCHES = 32, 4
 _FASTER, _THREAD_SLACK, _BATCH_SHARE = 1.05, 1.05, 0.9
@@ -144,8 +150,8 @@ class _Study:
             self.samples = [random_inputs(graph, sizes, seed=n) for n in range(_RANDOM_BATCHES)]
         self.feeds = self.samples[0]
         measured_on = f"{len(self.samples)} batches of data" if self.has_data else "random inputs"
-        bound = _bound_sizes(graph, self.feeds)
-        self.advice = Advice(graph.name, bound, _batch_symbol(graph), measured_on)
+        bound = bound_sizes(graph, self.feeds)
+        self.advice = Advice(graph.name, bound, batch_symbol(graph), measured_on)
         self.built: dict[str, Executable] = {}
         others = [f"{name}={size}" for name, size in bound.items() if name not in sizes]
         others = [text for text in others if not text.startswith(f"{self.advice.batch_name}=")]
@@ -217,15 +223,15 @@ class _Study:
         return LEAST_CALLS * scale * sum(1e-3 * row.milliseconds for row in last)
 
     def _measure_group(self, threads: int, batch: int, seconds: float) -> None:
-        feeds = _with_batch(self.graph, self.feeds, self.advice.batch_name, batch)
+        feeds = with_batch(self.graph, self.feeds, self.advice.batch_name, batch)
         try:
             runs = {name: _on_threads(exe, threads) for name, exe in self.built.items()}
-            sides = {name: (lambda run=run: run(feeds)) for name, run in runs.items()}
+            sides = {name: partial(run, feeds) for name, run in runs.items()}
             timings = time_sides(sides, seconds)
         except BitwrightError as error:
             return self.say(f"batch {batch} does not run: {str(error).splitlines()[0]}")
         sizes = self.advice.sizes | ({self.advice.batch_name: batch} if batch else {})
-        samples = batch or _samples(self.graph, feeds)
+        samples = batch or samples_in(self.graph, feeds)
         for name, timing in timings.items():
             exe = self.built[name]
             memory = constant_bytes(exe) + (arena_bytes(exe, sizes) or 0)
@@ -354,57 +360,3 @@ def _worst_sqnr(exact: Mapping[str, Any], found: Mapping[str, Any]) -> float:
         if isinstance(array, np.ndarray) and array.dtype.kind == "f" and array.size
     ]
     return min(values, default=math.inf)
-
-
-def _axes(graph: Graph, symbol: str) -> dict[str, int]:
-    """The axis of each input whose size is a symbol."""
-    found = {}
-    for value in graph.inputs:
-        if isinstance(value.type, TensorType):
-            for axis, size in enumerate(value.type.shape):
-                if str(size) == symbol:
-                    found.setdefault(value.name, axis)
-    return found
-
-
-def _batch_symbol(graph: Graph) -> str:
-    """The symbol in front of an input, if inputs use it only by itself; else empty."""
-    for value in graph.inputs:
-        if isinstance(value.type, TensorType) and value.type.rank and value.type.symbols:
-            name = str(value.type.shape[0])
-            uses = [v for v in graph.inputs if isinstance(v.type, TensorType)]
-            names = {s.name for s in value.type.symbols}
-            other = any(
-                str(size) != name and name in {s.name for s in getattr(size, "symbols", ())}
-                for v in uses
-                for size in v.type.shape
-            )
-            return name if name in names and not other else ""
-    return ""
-
-
-def _bound_sizes(graph: Graph, feeds: Mapping[str, Any]) -> dict[str, int]:
-    """The values of symbols that are the size of an axis."""
-    found: dict[str, int] = {}
-    for symbol in graph.input_symbols:
-        for name, axis in _axes(graph, symbol.name).items():
-            found.setdefault(symbol.name, int(np.asarray(feeds[name]).shape[axis]))
-    return found
-
-
-def _with_batch(graph: Graph, feeds: Feeds, symbol: str, batch: int) -> Feeds:
-    """The feeds with another batch size: samples are cut or repeated."""
-    if not symbol or not batch:
-        return feeds
-    axes, found = _axes(graph, symbol), dict(feeds)
-    for name, axis in axes.items():
-        array = np.asarray(feeds[name])
-        places = np.arange(batch) % max(array.shape[axis], 1)
-        found[name] = np.take(array, places, axis=axis)
-    return found
-
-
-def _samples(graph: Graph, feeds: Feeds) -> int:
-    """The size of the first axis of the first input; 1 without one."""
-    shapes = [np.shape(feeds[value.name]) for value in graph.inputs[:1]]
-    return max(1, shapes[0][0]) if shapes and shapes[0] else 1

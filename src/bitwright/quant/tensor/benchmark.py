@@ -16,13 +16,13 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
-from bitwright import system
 from bitwright.errors import QuantizationError
 from bitwright.ir import quant_types
+from bitwright.ir.container import write_atomically
 from bitwright.machine.timing import Timing, time_sides
 from bitwright.ops.core.builder import Builder
 from bitwright.pipeline import compile_graph
@@ -103,7 +103,11 @@ class BenchmarkSummary:
             raise QuantizationError(
                 "unknown kind of file", expected=".json or .csv", found=target.name
             )
-        system.write_private(target, lambda file: file.write(text.encode()))
+
+        def write(file: IO[bytes]) -> None:
+            file.write(text.encode())
+
+        write_atomically(target, write)
 
     def compare(self, baseline: str | Path | BenchmarkSummary) -> dict[str, float]:
         """The baseline's median divided by this one's, by operation and type; above 1 is faster."""
@@ -166,10 +170,11 @@ def run_benchmark(
     plain, exact = timings["matmul", "f32"], x.astype(np.float64) @ w.astype(np.float64)
     rows = []
     for (operation, name), timing in timings.items():
-        qx, qw = tensors.get(name, (None, None))
-        if qx is None or qw is None:
+        if name not in tensors:
             rows.append(BenchmarkRow(operation, name, timing, x.nbytes + w.nbytes))
-        elif operation == "matmul":
+            continue
+        qx, qw = tensors[name]
+        if operation == "matmul":
             sqnr = quality(exact, qmatmul(qx, qw)).sqnr
             ratio = timing.times_faster_than(plain)
             rows.append(BenchmarkRow(operation, name, timing, qx.nbytes + qw.nbytes, sqnr, ratio))

@@ -121,7 +121,7 @@ class QuantizationSystem:
             shape = np.shape(x)
         if len(shape) != 2 or min(shape) < 1:
             raise QuantizationError("weights have two axes", expected="[k, n]", found=list(shape))
-        seconds = measure_blocks(name, *shape, self.hardware.threads)
+        seconds = measure_blocks(name, shape[0], shape[1], self.hardware.threads)
         if x is None or min_sqnr_db is None:
             return smallest_within(seconds)
         sqnr = {

@@ -13,6 +13,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -161,9 +162,8 @@ def recommend(work: Workload) -> Recommendation:
         warnings.simplefilter("ignore", DataWarning)  # few samples are enough for one product
         built = {name: _compiled(graph, name, samples, work.threads) for name in names}
     feeds = {"x": samples[-1]}
-    timings = time_sides(
-        {name: (lambda exe=exe: exe.run(feeds)) for name, exe in built.items()}, _SECONDS
-    )
+    runs = {name: partial(exe.run, feeds) for name, exe in built.items()}
+    timings = time_sides(runs, _SECONDS)
     exact = built["f32"].run(feeds)["y"]
     found = []
     for name in names:
