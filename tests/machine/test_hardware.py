@@ -133,6 +133,15 @@ def test_really_measured(cache, monkeypatch):
     assert set(found.reasons()) == {"batch_size", "block_size", "layout", "schemes", "threads"}
 
 
+def test_preferences_of_equal_times():
+    wanted = preferences.Preferences(
+        {1: 1.0}, {1: 1.0}, {64: 1.0}, {"channels_first": 1.0, "channels_last": 1.02},
+        {"symmetric": 1.04, "asymmetric": 1.0},
+    )  # fmt: skip
+    assert wanted.schemes == ("symmetric", "asymmetric") and wanted.layout == "channels_first"
+    assert preferences.Preferences.from_json({"batch_rates": {}}) is None
+
+
 def test_timings():
     calls = []
     found = time_sides({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 0)

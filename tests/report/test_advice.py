@@ -69,8 +69,11 @@ def test_the_fastest_that_is_accurate_with_reasons(timed, monkeypatch):
     assert found.sqnr_db["int8"] > 20 and found.sqnr_db["bf16"] > 30
     text = str(found)
     assert "int8: 4.00 times f32 at 2 threads, outputs have an SQNR of" in text
+    assert "on held-out data" in text
     assert "2 threads are 2.00 times as fast as 1" in text and "advice: int8, 2 threads" in text
     exact = bw.advise(network(), data, threads=(1,), batches=(4,), min_sqnr_db=1e3)
+    one = bw.advise(network(), data[:1], threads=(1,), batches=(4,))
+    assert "on calibration data" in str(one)
     assert exact.precision == "f32" and "under the 1000.0 dB required" in str(exact)
 
 

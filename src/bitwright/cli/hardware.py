@@ -12,6 +12,8 @@ from bitwright.cli import common
 from bitwright.cli.bench import parse_counts
 from bitwright.cli.data import data_options
 
+_LOW_SHARE = 0.8
+
 
 @common.main.command()
 @click.option(
@@ -68,6 +70,16 @@ def _facts(found: Any) -> Iterator[str]:
     peaks = found.peaks
     rates = [f"{name} {common.human(rate, 'op/s')}" for name, rate in peaks.products.items()]
     yield f"peaks of {_threads(peaks.threads)}: {', '.join(rates)}"
+    low = [
+        name
+        for name, rate in peaks.products.items()
+        if rate < _LOW_SHARE * peaks.threads * (found.single or {}).get(name, 0.0)
+    ]
+    if low:
+        yield (
+            f"{', '.join(low)}: less than {_LOW_SHARE:.0%} of {peaks.threads} times the peak of "
+            "one thread: other processes use the cores, or threads share their units"
+        )
     rates = [f"{level.name} {common.human(level.rate, 'B/s')}" for level in peaks.levels]
     yield f"bandwidth of {_threads(peaks.threads)}: {', '.join(rates)}"
 

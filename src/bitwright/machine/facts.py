@@ -202,7 +202,7 @@ def hardware(measure: bool | None = None, threads: int | None = None) -> Hardwar
         peaks, wanted, single = _measure(host, count, peaks, single)
     gpus, why = _gpus()
     return Hardware(
-        host.cpu,
+        target.machine().cpu,
         host.architecture,
         host.name,
         host.cores,

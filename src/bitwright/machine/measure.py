@@ -25,7 +25,8 @@ from bitwright.target import host
 
 RATED = ("f32", "bf16", "f16", "int8", "uint8", "int4")
 """Types whose rates are measured together; the others are measured when they are asked for."""
-ROWS = 256
+ROWS = 128
+"""Few enough that a call is shorter than a time slice of the system."""
 _ROUNDS = 5
 _SECONDS = 0.1
 """The measuring time of a rate."""

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from bitwright.ir.graph import Graph
-from bitwright.machine.probes import DEPTH, Probe, probe
+from bitwright.machine.probes import SampleProduct, probe
 from bitwright.machine.timing import Timing, time_sides
 from bitwright.ops.core.builder import Builder
 from bitwright.pipeline import compile_graph
@@ -27,8 +27,8 @@ from bitwright.pipeline import compile_graph
 Run = Callable[[], object]
 BLOCKS = (32, 64, 128)
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-_BATCH_SHARE, _THREAD_SHARE, _BLOCK_SLACK, _LAYOUT_SLACK = 0.9, 0.95, 1.05, 1.03
-_ROWS = 256
+_BATCH_SHARE, _THREAD_SHARE, _SLACK = 0.9, 0.95, 1.05
+_ROWS, _SIZE = 256, 512
 _SECONDS = 0.25
 """The measuring time of a table."""
 _CHANNELS, _PIXELS = 32, 28
@@ -62,17 +62,22 @@ class Preferences:
     @property
     def layout(self) -> str:
         first, last = self.layout_seconds["channels_first"], self.layout_seconds["channels_last"]
-        return "channels_last" if last * _LAYOUT_SLACK < first else "channels_first"
+        return "channels_last" if last * _SLACK < first else "channels_first"
 
     @property
     def schemes(self) -> tuple[str, ...]:
-        return tuple(sorted(self.scheme_seconds, key=lambda name: self.scheme_seconds[name]))
+        seconds = self.scheme_seconds
+        limit = _SLACK * min(seconds.values())
+        # a symmetric scheme needs no zero points
+        if seconds["symmetric"] <= limit:
+            return "symmetric", "asymmetric"
+        return "asymmetric", "symmetric"
 
     def reasons(self) -> dict[str, str]:
         """The figures behind each preference."""
         best, rates = max(self.batch_rates.values()), self.batch_rates
         layouts, schemes = self.layout_seconds, self.scheme_seconds
-        slower = max(schemes.values()) / min(schemes.values())
+        first, second = (schemes[name] for name in self.schemes)
         scaling = self.thread_rates[self.threads] / self.thread_rates[min(self.thread_rates)]
         return {
             "batch_size": f"{rates[self.batch_size] / best:.0%} of the best rate of an 8-bit "
@@ -83,7 +88,7 @@ class Preferences:
             + " for one row times 4-bit weights",
             "layout": f"a convolution takes {layouts['channels_first'] * 1e6:.0f} us with channels "
             f"first and {layouts['channels_last'] * 1e6:.0f} us with channels last",
-            "schemes": f"{self.schemes[-1]} weights take {slower:.2f} times as long",
+            "schemes": f"{self.schemes[1]} weights take {second / first:.2f} times as long",
             "threads": f"{scaling:.2f} times the rate of one thread",
         }
 
@@ -120,14 +125,14 @@ def _smallest(rates: Mapping[int, float], share: float) -> int:
     return min(number for number, rate in rates.items() if rate >= share * best)
 
 
-def smallest_within(seconds: Mapping[int, float], slack: float = _BLOCK_SLACK) -> int:
+def smallest_within(seconds: Mapping[int, float], slack: float = _SLACK) -> int:
     """The smallest key whose time is at most `slack` times the shortest."""
     best = min(seconds.values())
     return min(key for key, value in seconds.items() if value <= slack * best)
 
 
 def measure_preferences(threads: int) -> Preferences:
-    product = probe("uint8")
+    product = probe("uint8", _SIZE, _SIZE)
     fastest = _runs(product, _BATCHES, threads)
     batches = {n: n / one.minimum for n, one in time_sides(fastest, _SECONDS).items()}
     counts = thread_counts(threads)
@@ -138,7 +143,7 @@ def measure_preferences(threads: int) -> Preferences:
     return Preferences(
         batches,
         rates,
-        measure_blocks("int4", DEPTH, DEPTH, threads),
+        measure_blocks("int4", _SIZE, _SIZE, threads),
         _minima(time_sides(_layouts(threads), _SECONDS)),
         _minima(time_sides(_schemes(threads), _SECONDS)),
     )
@@ -163,7 +168,7 @@ def _minima(found: Mapping[Any, Timing]) -> dict[Any, float]:
     return {key: one.minimum for key, one in found.items()}
 
 
-def _runs(product: Probe, rows: Sequence[int], threads: int) -> dict[int, Run]:
+def _runs(product: SampleProduct, rows: Sequence[int], threads: int) -> dict[int, Run]:
     exe = compile_graph(product.graph, threads=threads)
     return {n: _run(exe, product.feeds(n)) for n in rows}
 
@@ -198,14 +203,14 @@ def _layouts(threads: int) -> dict[str, Run]:
 def _schemes(threads: int) -> dict[str, Run]:
     """An 8-bit product with weights without and with zero points."""
     rng = np.random.default_rng(0)
-    q = rng.integers(-100, 128, (DEPTH, DEPTH)).astype(np.int8)
-    feeds = {"x": rng.integers(0, 256, (_ROWS, DEPTH)).astype(np.uint8)}
+    q = rng.integers(-100, 128, (_SIZE, _SIZE)).astype(np.int8)
+    feeds = {"x": rng.integers(0, 256, (_ROWS, _SIZE)).astype(np.uint8)}
     sides = {}
     for name, zero in {"symmetric": 0, "asymmetric": -40}.items():
         b = Builder("scheme")
-        x = b.input("x", f"u8[rows, {DEPTH}]")
-        points = b.constant(np.full(DEPTH, zero, np.int8)) if zero else None
+        x = b.input("x", f"u8[rows, {_SIZE}]")
+        points = b.constant(np.full(_SIZE, zero, np.int8)) if zero else None
         sums = b.integer_matmul(x, b.constant(q), None, points)
-        y = b.mul(b.cast(sums, to="f32"), b.constant(np.full(DEPTH, 1e-3, np.float32)))
+        y = b.mul(b.cast(sums, to="f32"), b.constant(np.full(_SIZE, 1e-3, np.float32)))
         sides[name] = _run(compile_graph(b.build(y=y), threads=threads), feeds)
     return sides

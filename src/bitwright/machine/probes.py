@@ -28,14 +28,14 @@ BYTES = ("int8", "uint8", "binary")
 WORDS = ("int16", "uint16")
 WEIGHTS = ("int4", "uint4", "int2", "uint2", "f8e4m3fn", "f8e5m2", "f4e2m1")
 TYPES = (*FLOATS, *BYTES, *WORDS, *WEIGHTS)
-DEPTH = COLUMNS = 512
+DEPTH, COLUMNS = 512, 256
 BLOCK = 32
 _SPREAD = 3.5
 """The largest of a channel's normal weights, in standard deviations."""
 
 
 @dataclass(frozen=True)
-class Probe:
+class SampleProduct:
     """A product x[rows, depth] · w[depth, columns]."""
 
     dtype: str
@@ -69,7 +69,9 @@ def type_name(dtype: str | quant_types.QuantType | DType) -> str:
     return name
 
 
-def probe(dtype: str, depth: int = DEPTH, columns: int = COLUMNS, block: int = BLOCK) -> Probe:
+def probe(
+    dtype: str, depth: int = DEPTH, columns: int = COLUMNS, block: int = BLOCK
+) -> SampleProduct:
     """The product of an element type in `TYPES`."""
     b = Builder(f"product_{dtype}")
     w = np.random.default_rng(0).normal(size=(depth, columns))
@@ -77,7 +79,7 @@ def probe(dtype: str, depth: int = DEPTH, columns: int = COLUMNS, block: int = B
         element = element_type(dtype)
         x = b.input("x", f"{dtype}[rows, {depth}]")
         y = b.matmul(x, b.constant(w.astype(element.numpy)))
-        return Probe(dtype, b.build(y=y), element, depth, columns)
+        return SampleProduct(dtype, b.build(y=y), element, depth, columns)
     kind = quant_types.get(dtype)
     if dtype in BYTES:
         element = element_type("u8" if dtype == "uint8" else "i8")
@@ -85,7 +87,7 @@ def probe(dtype: str, depth: int = DEPTH, columns: int = COLUMNS, block: int = B
         q = np.sign(w) if dtype == "binary" else _quantized(w, 127)
         sums = b.integer_matmul(x, b.constant(q.astype(np.int8)))
         scale = b.constant(np.full(columns, 1e-3, np.float32))
-        return Probe(
+        return SampleProduct(
             dtype, b.build(y=b.mul(b.cast(sums, to="f32"), scale)), element, depth, columns
         )
     element, unit = kind.element, b.constant(np.float32(1e-3))
@@ -94,14 +96,14 @@ def probe(dtype: str, depth: int = DEPTH, columns: int = COLUMNS, block: int = B
         q = _quantized(w, 32767) + (0 if kind.is_signed else 32768)
         held = b.dequantize(b.constant(q.astype(element.numpy)), unit)
         y = b.matmul(b.dequantize(x, unit), held)
-        return Probe(dtype, b.build(y=y), element, depth, columns)
+        return SampleProduct(dtype, b.build(y=y), element, depth, columns)
     x = b.input("x", f"f32[rows, {depth}]")
     top = min(float(kind.max), 448.0)
     q = _quantized(w, top) if kind.is_signed else np.clip(_quantized(w, top / 2) + top / 2, 0, top)
     blocks = -(-depth // block)
     scales = b.constant(np.full((columns, blocks), 1e-3, np.float32))
     y = b.dequant_matmul(x, b.constant(q.T.astype(element.numpy)), scales, block=block)
-    return Probe(dtype, b.build(y=y), element_type("f32"), depth, columns)
+    return SampleProduct(dtype, b.build(y=y), element_type("f32"), depth, columns)
 
 
 def _quantized(w: Array, top: float) -> Array:

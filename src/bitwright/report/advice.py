@@ -4,8 +4,9 @@
 
 The model is compiled in f32, in int8 and, where the machine multiplies it, in bf16. All of them are
 timed with the same inputs, interleaved, at several numbers of threads and batch sizes. With data,
-`bw.quantize` makes the int8 model and errors are measured. Without data, inputs are random: the
-int8 model is then a stand-in with the same structure, and only its times have a meaning.
+`bw.quantize` makes the int8 model, and errors are measured on the last batch, which is held out.
+Without data, inputs are random: the int8 model is then a stand-in with the same structure, and only
+its times have a meaning.
 
 The budget limits the time: what was not measured within it is left out, and the advice says so. A
 compilation or quantization that has begun is finished.
@@ -148,7 +149,8 @@ class _Study:
         self.has_data = bool(self.samples)
         if not self.samples:
             self.samples = [random_inputs(graph, sizes, seed=n) for n in range(_RANDOM_BATCHES)]
-        self.feeds = self.samples[0]
+        self.feeds = self.samples[-1]
+        self.calibration = self.samples[:-1] or self.samples
         measured_on = f"{len(self.samples)} batches of data" if self.has_data else "random inputs"
         bound = bound_sizes(graph, self.feeds)
         self.advice = Advice(graph.name, bound, batch_symbol(graph), measured_on)
@@ -195,7 +197,7 @@ class _Study:
     def _int8(self) -> Executable | None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DataWarning)
-            found = quantize(self.graph, self.samples, "int8", progress=False)
+            found = quantize(self.graph, self.calibration, "int8", progress=False)
         if not any(layer.scheme != "float" for layer in found.report.layers):
             self.say("int8: the model has no layer that bw.quantize changes")
             return None
@@ -285,7 +287,8 @@ class _Study:
             sqnr = self.advice.sqnr_db.get(name)
             text = f"{name}: {row.times_f32:.2f} times f32 {at}"
             if sqnr is not None:
-                text += f", outputs have an SQNR of {sqnr:.1f} dB"
+                data = "held-out" if len(self.samples) > 1 else "calibration"
+                text += f", outputs have an SQNR of {sqnr:.1f} dB on {data} data"
                 text += f", under the {min_sqnr_db:.1f} dB required" * (sqnr < min_sqnr_db)
             elif name == "int8":
                 text += (
