@@ -145,6 +145,21 @@ def test_models_of_other_kinds(timed, make):
         assert "no layer" in str(found) or "int8 was not measured" in str(found)
 
 
+def test_a_quantized_model_is_not_quantized_again(timed):
+    data = [{"x": draw(4, 24, seed=n)} for n in range(4)]
+    found = bw.advise(bw.quantize(network(), data, progress=False).graph, threads=(1,))
+    assert "quantized already" in str(found)
+    assert "int8" not in {row.precision for row in found.rows}
+
+
+def test_sizes_that_the_model_does_not_accept():
+    b = bw.Builder("pool")
+    graph = b.build(y=b.avg_pool(b.input("x", "f32[1, 2, n, n]"), kernel=[3, 3]))
+    with pytest.raises(BitwrightError, match=r"random inputs: .*Give data, or sizes"):
+        bw.advise(graph, threads=(1,))
+    assert bw.advise(graph, sizes={"n": 5}, threads=(1,), budget=5).rows
+
+
 def test_bad_arguments():
     for options in ({"budget": 0}, {"threads": ()}, {"threads": (0,)}, {"batches": (0,)}):
         with pytest.raises(BitwrightError):

@@ -27,7 +27,7 @@ import numpy as np
 from bitwright import system
 from bitwright.backends.cpu.backend import BACKEND
 from bitwright.backends.cpu.runtime.program import Program
-from bitwright.errors import BitwrightError
+from bitwright.errors import BitwrightError, RunError
 from bitwright.executable import Executable
 from bitwright.frontend.load import load
 from bitwright.ir.feeds import check_sizes
@@ -48,6 +48,7 @@ from bitwright.report.batch_axis import (
     with_batch,
 )
 from bitwright.report.feeds import random_inputs
+from bitwright.report.profile import QUANTIZED_OPS
 from bitwright.warn import DataWarning
 
 BATCHES = (1, 4, 16)
@@ -170,13 +171,24 @@ class _Study:
     def build(self) -> None:
         """Compile every precision that makes sense here and has time."""
         self.built["f32"] = compile_graph(self.graph, precision="f32")
-        self.built["f32"].run(self.feeds)  # raises for inputs that the model does not accept
-        self._add("int8", self._int8)
+        try:
+            self.built["f32"].run(self.feeds)
+        except BitwrightError as error:
+            if self.has_data:
+                raise
+            raise RunError(
+                f"the model does not run on random inputs: {error}",
+                hint="Give data, or sizes for the symbolic dimensions.",
+            ) from None
         half = hardware(measure=False).accelerated("bf16")
         if half:
             self._add("bf16", lambda: compile_graph(self.graph, precision="mixed_bf16"))
         else:
             self.say(f"bf16 is not accelerated here: {half.reason}")
+        if any(node.op in QUANTIZED_OPS for _, node in self.graph.walk()):
+            self.say("the model is quantized already: f32 stands for the model as it is")
+        else:
+            self._add("int8", self._int8)
 
     def _add(self, name: str, build: Any) -> None:
         if self.is_over:
