@@ -24,6 +24,7 @@ ORDER = (
     ("executable",),  # what the pipeline makes
     ("pipeline",),
     ("compiler",),  # the pipeline with a memory
+    ("machine",),
     ("nn",),
     ("quant",),
     ("train",),
