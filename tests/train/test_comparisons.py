@@ -101,9 +101,9 @@ def test_a_function_compares_and_a_run_with_it_resumes(tmp_path):
 def test_wrong_comparisons_are_named():
     with pytest.raises(TrainingError, match="no comparison 'cosin'"):
         bw.train.Pooled(compare="cosin")
-    with pytest.raises(TrainingError, match="no input 'masc'.*mask"):
+    with pytest.raises(TrainingError, match=r"no input 'masc'.*mask"):
         trainer_of(bw.train.Pooled("masc"))
-    with pytest.raises(TrainingError, match="mask 'mask' does not fit the output.*2 axes"):
+    with pytest.raises(TrainingError, match=r"mask 'mask' does not fit the output.*2 axes"):
         trainer_of(bw.train.Pooled("mask"), mask="i64[n]")
     with pytest.raises(TrainingError, match="the loss is not one number"):
         trainer_of(lambda b, y, t: b.sub(y, t))

@@ -84,8 +84,8 @@ class Trainer:
     ) -> None:
         """`loss` is a name of `train.losses`, an output of the graph, or a function of a builder
         and the outputs. `schedule` gives factors of the optimizer's rate. `teacher` is a graph
-        whose outputs are the targets (`distillation`: "kl", "mse", "l1", "cosine", `train.Pooled`, a
-        function of a builder, an output and a target, or a mapping from outputs to these).
+        whose outputs are the targets (`distillation`: "kl", "mse", "l1", "cosine", `train.Pooled`,
+        a function of a builder, an output and a target, or one of these per output).
         `decay` and `rates` give weight decays and learning-rate factors by name pattern, `freeze`
         the patterns of parameters that stay. `passes` run on every step graph once its gradients
         are there, and on the graph of evaluations. A model of `bw.prepare_qat` brings its passes,
