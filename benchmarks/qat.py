@@ -3,7 +3,7 @@
     python benchmarks/qat.py resnet20 --model runs/resnet20-bitwright-0.onnx --bits 4 --epochs 4
     python benchmarks/qat.py resnet8 --bits 4 --epochs 6        # the yardstick's model
     python benchmarks/qat.py minilm --bits 8 --recipe int8 --steps 500 --distillation pooled \
-        --rate 2e-6 --fine-rate 1e-4 --windows 3
+        --rate 4e-6 --fine-rate 5e-5 --batch 8 --windows 3
 
 Every model is distilled from its float form: no labels are used. Printed are the scores of the
 float model, of post-training quantization at the same width, of the trainer's own evaluation, of
