@@ -1,0 +1,320 @@
+"""`bw.write_report`: measures what is asked for, fills the sections and writes the page.
+
+    q = bw.quantize("model.onnx", data=batches)
+    bw.write_report("model.html", q, float_model="model.onnx", data=batches, latency=True)
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import platform
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bitwright.backends.cpu.runtime.program import Program
+from bitwright.errors import BitwrightError
+from bitwright.frontend.load import load
+from bitwright.ir.graph import Graph
+from bitwright.passes.manager import run_passes
+from bitwright.pipeline import INFERENCE
+from bitwright.quant.data.batches import Batches
+from bitwright.quant.data.traced import with_graph
+from bitwright.quant.model.quantize import Quantized
+from bitwright.quant.model.report import QuantizationReport, weight_bytes
+from bitwright.report.compare import Comparison, compare, file_bytes
+from bitwright.report.feeds import random_inputs
+from bitwright.report.html import conclusions
+from bitwright.report.html.data import ReportData, check_path
+from bitwright.report.html.layer_rows import Row, rows_of_graph, rows_of_report
+from bitwright.report.html.measure import measure, region_seconds
+from bitwright.report.html.picture import picture
+from bitwright.report.html.regions import Region, find_regions
+from bitwright.report.profile import float_products
+
+MOST_WORST = 20
+PREVIEW = 64
+"""Elements of an input that are shown if inputs are included."""
+PACKAGES = ("bitwright", "numpy", "onnx", "llvmlite")
+
+
+def write_report(
+    path: str | Path,
+    quantized: Any,
+    *,
+    float_model: Any = None,
+    data: Any = None,
+    subset: int | None = None,
+    latency: bool = False,
+    sizes: Mapping[str, int] | None = None,
+    threads: int | None = None,
+    comparison: Comparison | None = None,
+    ledger: Mapping[str, Any] | None = None,
+    tune: Mapping[str, Any] | None = None,
+    scores: Mapping[str, Mapping[str, float]] | None = None,
+    files: tuple[str | Path, str | Path] | None = None,
+    title: str | None = None,
+    command: str = "",
+    include_inputs: bool = False,
+) -> ReportData:
+    """Write an HTML report about a quantized model, and its data as JSON beside it.
+
+    `quantized` is what `bw.quantize` returned, or a graph or file of any model. With `float_model`
+    and `data` both models are compared, layer by layer, on at most `subset` batches; `comparison`
+    gives the result of an earlier `bw.compare` instead. `latency` times both models, on the first
+    batch or on random inputs with symbolic sizes `sizes` (default 1).
+
+    `ledger` and `tune` are the dicts of those commands. `scores` are by side, {"float": {name:
+    number}, "quantized": {...}}. `files` are the paths of both models, for their sizes and digests.
+    The contents of the data stay out of the file unless `include_inputs` is set: then it has the
+    first elements of the worst inputs.
+    """
+    check_path(path)
+    graph = run_passes(load(_model(quantized)), INFERENCE)
+    report = getattr(quantized, "report", None)
+    given: Graph | None = None
+    if float_model is not None:
+        found, data = with_graph(_model(float_model), data)
+        given = load(found)
+    if data is not None and not isinstance(data, (list, str, Path)):
+        data = list(Batches(data, graph, subset=subset))  # it is read more than once
+    plain_graph = None if given is None else run_passes(given, INFERENCE)
+    if comparison is None and given is not None and data is not None:
+        comparison = compare(given, graph, data, subset=subset, threads=threads)
+    if files is None and all(isinstance(m, (str, Path)) for m in (float_model, quantized)):
+        files = float_model, quantized
+    if isinstance(report, QuantizationReport):
+        rows = rows_of_report(report)
+    else:
+        report = None
+        rows = rows_of_graph(graph, plain_graph, data)
+    made = ReportData(title or _title(graph, files, given))
+    made.ledger = None if ledger is None else dict(ledger)
+    made.tune = None if tune is None else dict(tune)
+    made.notes = [] if report is None else list(report.notes)
+    if made.ledger is not None:
+        made.notes += [note for note in made.ledger.get("notes") or [] if note not in made.notes]
+    _add_errors(rows, comparison, made.ledger)
+    made.layers = rows
+    made.skipped = _float_layers(rows)
+    made.summary = _summary(graph, given, report, comparison, files, scores)
+    regions, seconds = find_regions(graph), {}
+    if latency:
+        feeds = _feeds(graph, data, sizes)
+        models = {"quantized": graph} if given is None else {"float": given, "quantized": graph}
+        facts, profiles = measure(models, feeds, threads)
+        made.summary |= _timed(facts)
+        exe, profile = profiles["quantized"]
+        seconds = region_seconds(exe, profile, regions.of)
+        made.skipped += _not_lowered(exe)
+    made.graph = picture(graph, regions, rows, seconds)
+    _add_seconds(rows, seconds, regions.regions)
+    if comparison is not None:
+        made.comparison = comparison.as_json(MOST_WORST)
+        made.worst_inputs = _worst(comparison, data if include_inputs else None, graph)
+    made.reproduce = _reproduce(report, command, files, made.summary)
+    made.headline = conclusions.headline(made.title, made.summary)
+    made.next_steps = conclusions.next_steps(made)
+    made.save(path)
+    return made
+
+
+def _model(model: Any) -> Any:
+    """The graph of a quantized model, or the model itself."""
+    return model.graph if isinstance(model, Quantized) else model
+
+
+def _title(graph: Graph, files: tuple[Any, Any] | None, given: Graph | None) -> str:
+    if files is not None:
+        return Path(files[0]).stem
+    return (given or graph).name or "model"
+
+
+def _feeds(graph: Graph, data: Any, sizes: Mapping[str, int] | None) -> Mapping[str, Any]:
+    if data is not None:
+        first = next(iter(Batches(data, graph)), None)
+        if first is not None:
+            return dict(first)
+    return random_inputs(graph, sizes or {}, seed=0)
+
+
+def _summary(
+    graph: Graph,
+    given: Graph | None,
+    report: QuantizationReport | None,
+    comparison: Comparison | None,
+    files: tuple[Any, Any] | None,
+    scores: Mapping[str, Mapping[str, float]] | None,
+) -> dict[str, Any]:
+    """Figures before and after, as far as they are known."""
+    found: dict[str, Any] = {"layers": sum(1 for n in graph.nodes if not n.is_boundary)}
+    weights: tuple[int, int] | None = None
+    if report is not None:
+        weights = report.float_bytes, report.quantized_bytes
+        found["int8_mac_fraction"] = report.int8_mac_fraction
+        found["output_sqnr_db"] = dict(report.output_sqnr_db)
+        found["measured_on"] = _measured_on(report)
+    elif given is not None:
+        weights = weight_bytes(given), weight_bytes(graph)
+    if comparison is not None:
+        outputs = {name: one.as_json() for name, one in comparison.outputs.items()}
+        found["output_sqnr_db"] = {n: one["sqnr_db"] for n, one in outputs.items()}
+        found["same_top1"] = {n: one["same_top1"] for n, one in outputs.items()}
+        found["measured_on"] = f"{len(comparison.samples)} batches of the given data"
+    if weights is not None:
+        found["weights"] = {"before": weights[0], "after": weights[1]}
+        found["size"] = {**found["weights"], "what": "weights"}
+    if files is not None and all(Path(file).is_file() for file in files):
+        before, after = (file_bytes(Path(file)) for file in files)
+        found["size"] = {"before": before, "after": after, "what": "files"}
+    if scores:
+        names = dict.fromkeys(name for side in scores.values() for name in side)
+        sides = [scores.get(side, {}) for side in ("float", "quantized")]
+        found["scores"] = [
+            {"name": name, "before": _finite(sides[0].get(name)), "after": _finite(sides[1].get(name))}
+            for name in names
+        ]
+    return found
+
+
+def _finite(number: float | None) -> float | None:
+    return float(number) if number is not None and np.isfinite(number) else None
+
+
+def _measured_on(report: QuantizationReport) -> str:
+    if not report.is_measured:
+        return "nothing: there was no data"
+    count = report.held_out_batches
+    if not count:
+        return "calibration data, which overstates accuracy"
+    return f"{count} held-out calibration batch{'es' * (count != 1)}"
+
+
+def _timed(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Latency and memory as pairs."""
+    found: dict[str, Any] = {name: facts[name] for name in ("threads", "rounds", "inputs", "target")}
+    found["speedup"] = facts.get("speedup")
+    found["latency"] = {
+        "before": facts["latency"].get("float"),
+        "after": facts["latency"]["quantized"],
+    }
+    memory = {side: facts["memory"].get(side) for side in ("float", "quantized")}
+    if memory["quantized"] is not None:
+        totals = {side: sum(one.values()) if one else None for side, one in memory.items()}
+        found["memory"] = {"before": totals["float"], "after": totals["quantized"], "parts": memory}
+    return found
+
+
+def _add_errors(
+    rows: list[Row], comparison: Comparison | None, ledger: Mapping[str, Any] | None
+) -> None:
+    """Write accumulated errors and shares of the ledger into the rows of their layers."""
+    shares: dict[str, float] = {}
+    for line in (ledger or {}).get("lines") or []:
+        key = line.get("value") or line.get("layer")
+        shares[key] = shares.get(key, 0.0) + (line.get("share") or 0.0)
+    for row in rows:
+        row["share"] = shares.get(row["value"], shares.get(row["name"]))
+        row["accumulated"] = None
+        if comparison is not None:
+            distances = {**comparison.layers, **comparison.outputs}
+            if row["value"] in distances:
+                row["accumulated"] = distances[row["value"]].as_json()
+
+
+def _add_seconds(rows: list[Row], seconds: Mapping[Region, float], regions: list[Region]) -> None:
+    """Write the time of its region into each row; layers of one region share it."""
+    for row in rows:
+        found = None if row["node"] is None else seconds.get(regions[row["node"]])
+        row["seconds"] = found
+
+
+def _float_layers(rows: list[Row]) -> list[dict[str, Any]]:
+    return [
+        {
+            "kind": "float layer",
+            "name": row["name"],
+            "op": row["op"],
+            "reason": row["reason"] or "its operands are not quantized in this model",
+            "multiply_adds": row["multiply_adds"],
+        }
+        for row in rows
+        if row["scheme"] == "float"
+    ]
+
+
+def _not_lowered(exe: Any) -> list[dict[str, Any]]:
+    """Quantized products that run in float, and interpreter fallbacks."""
+    found = [
+        {"kind": "product not lowered to integers", "name": node, "op": "", "reason": why}
+        for node, why in float_products(exe.history)
+    ]
+    if isinstance(exe.engine, Program):
+        found += [
+            {"kind": "interpreter fallback", "name": s.node, "op": s.op.op, "reason": s.why}
+            for s in exe.engine.fallbacks
+        ]
+    return found
+
+
+def _worst(comparison: Comparison, data: Any, graph: Graph) -> list[dict[str, Any]]:
+    """The batches with the lowest SQNR; `data` only if their contents are included."""
+    rows = [{"batch": n, **one.as_json()} for n, one in comparison.worst(MOST_WORST)]
+    if data is not None:
+        wanted = {row["batch"]: row for row in rows}
+        for number, batch in enumerate(Batches(data, graph)):
+            if number in wanted:
+                wanted[number]["inputs"] = {n: _preview(a) for n, a in batch.items()}
+            if number >= max(wanted):
+                break
+    return rows
+
+
+def _preview(array: Any) -> dict[str, Any]:
+    flat = np.asarray(array)
+    return {
+        "type": f"{flat.dtype} {list(flat.shape)}",
+        "first": flat.reshape(-1)[:PREVIEW].tolist(),
+    }
+
+
+def _reproduce(
+    report: QuantizationReport | None,
+    command: str,
+    files: tuple[Any, Any] | None,
+    summary: Mapping[str, Any],
+) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "command": command,
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "versions": {name: text for name in PACKAGES if (text := _version(name))},
+    }
+    if report is not None:
+        found["recipe"], found["seconds"] = report.recipe, report.seconds
+    found |= {name: summary[name] for name in ("threads", "target", "inputs") if name in summary}
+    if files is not None:
+        sides = zip(("float", "quantized"), files, strict=True)
+        found["files"] = {side: _file(Path(file)) for side, file in sides if Path(file).is_file()}
+    return found
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def _file(path: Path) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise BitwrightError(f"cannot read {path}: {error.strerror or error}") from None
+    return {"name": path.name, "bytes": file_bytes(path), "sha256": digest}
