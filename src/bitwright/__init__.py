@@ -38,6 +38,8 @@ if TYPE_CHECKING:  # for type checkers and editors
     from bitwright.quant.tensor.tensor import QuantizedTensor
     from bitwright.report.bench import bench
     from bitwright.report.compare import compare
+    from bitwright.report.html.assemble import write_report
+    from bitwright.report.html.data import ReportData
     from bitwright.report.profile import profile
     from bitwright.train.lora.add import add_lora
     from bitwright.train.lora.file import load_lora, save_lora
@@ -51,13 +53,13 @@ if TYPE_CHECKING:  # for type checkers and editors
 __version__ = "0.1.0"
 
 __all__ = [
-    "SGD", "Adam", "AdamW", "BitwrightError", "Builder", "CastConfiguration", "Executable",
-    "Graph", "Lion", "Observer", "QatConfig", "QuantConfig", "QuantParams", "QuantizationSystem",
-    "QuantizedTensor", "Trainer", "__version__", "add_lora", "apply_precision", "bench",
-    "calibrate", "compare", "compile", "convert", "convert_qat", "dtype", "export_onnx",
+    "SGD", "Adam", "AdamW", "BitwrightError", "Builder", "CastConfiguration", "Executable", "Graph",
+    "Lion", "Observer", "QatConfig", "QuantConfig", "QuantParams", "QuantizationSystem",
+    "QuantizedTensor", "ReportData", "Trainer", "__version__", "add_lora", "apply_precision",
+    "bench", "calibrate", "compare", "compile", "convert", "convert_qat", "dtype", "export_onnx",
     "from_torch", "grad", "hvp", "jvp", "load", "load_lora", "load_parameters", "merge_lora", "nn",
     "parse", "prepare_qat", "profile", "quant", "quantize", "quantize_tensor", "register_custom",
-    "remove_lora", "save_lora", "to_text", "train", "unmerge_lora", "verify",
+    "remove_lora", "save_lora", "to_text", "train", "unmerge_lora", "verify", "write_report",
 ]  # fmt: skip
 
 _HOME = {
@@ -75,6 +77,7 @@ _HOME = {
     "QuantParams": "bitwright.ir.quant_params",
     "QuantizationSystem": "bitwright.quant.tensor.system",
     "QuantizedTensor": "bitwright.quant.tensor.tensor",
+    "ReportData": "bitwright.report.html.data",
     "SGD": "bitwright.train.optimizers",
     "Trainer": "bitwright.train.trainer",
     "add_lora": "bitwright.train.lora.add",
@@ -109,6 +112,7 @@ _HOME = {
     "train": "bitwright",
     "unmerge_lora": "bitwright.train.lora.merge",
     "verify": "bitwright.ops.core.check",
+    "write_report": "bitwright.report.html.assemble",
 }
 
 if not TYPE_CHECKING:  # otherwise a type checker would accept any name

@@ -1,8 +1,8 @@
 """Drives an installed Chromium headless through its DevTools pipe, with the standard library only.
 
-    with Browser(tmp_path) as browser:
-        page = browser.open("file:///report.html")
-        page.evaluate("document.title")
+with Browser(tmp_path) as browser:
+    page = browser.open("file:///report.html")
+    page.evaluate("document.title")
 """
 
 import base64
@@ -15,7 +15,11 @@ import time
 from pathlib import Path
 
 CHROMIUM = next(
-    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))),
+    (
+        found
+        for name in ("chromium", "chromium-browser", "google-chrome")
+        if (found := shutil.which(name))
+    ),
     None,
 )
 FLAGS = (
@@ -177,9 +181,7 @@ class Page:
         }})()"""
         x, y = self.evaluate(place)
         for kind in ("mousePressed", "mouseReleased"):
-            self.call(
-                "Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1
-            )
+            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def press(self, key):
         text, number = KEYS.get(key, ("", ARROWS.get(key, 0)))

@@ -1,7 +1,7 @@
 """`bw.write_report`: measures what is asked for, fills the sections and writes the page.
 
-    q = bw.quantize("model.onnx", data=batches)
-    bw.write_report("model.html", q, float_model="model.onnx", data=batches, latency=True)
+q = bw.quantize("model.onnx", data=batches)
+bw.write_report("model.html", q, float_model="model.onnx", data=batches, latency=True)
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from bitwright.report.html.data import ReportData, check_path
 from bitwright.report.html.layer_rows import Row, rows_of_graph, rows_of_report
 from bitwright.report.html.measure import measure, region_seconds
 from bitwright.report.html.picture import picture
-from bitwright.report.html.regions import Region, find_regions
+from bitwright.report.html.regions import Region, Regions, find_regions
 from bitwright.report.profile import float_products
 
 MOST_WORST = 20
@@ -80,7 +80,7 @@ def write_report(
     if float_model is not None:
         found, data = with_graph(_model(float_model), data)
         given = load(found)
-    if data is not None and not isinstance(data, (list, str, Path)):
+    if data is not None and not Batches(data, graph).is_repeatable:
         data = list(Batches(data, graph, subset=subset))  # it is read more than once
     plain_graph = None if given is None else run_passes(given, INFERENCE)
     if comparison is None and given is not None and data is not None:
@@ -98,19 +98,21 @@ def write_report(
     made.notes = [] if report is None else list(report.notes)
     if made.ledger is not None:
         made.notes += [note for note in made.ledger.get("notes") or [] if note not in made.notes]
-    _add_errors(rows, comparison, made.ledger)
+    regions, seconds = find_regions(graph), {}
+    _add_shares(rows, made.ledger)
+    _add_accumulated(rows, comparison, graph, regions)
     made.layers = rows
     made.skipped = _float_layers(rows)
     made.summary = _summary(graph, given, report, comparison, files, scores)
-    regions, seconds = find_regions(graph), {}
     if latency:
         feeds = _feeds(graph, data, sizes)
         models = {"quantized": graph} if given is None else {"float": given, "quantized": graph}
         facts, profiles = measure(models, feeds, threads)
         made.summary |= _timed(facts)
-        exe, profile = profiles["quantized"]
-        seconds = region_seconds(exe, profile, regions.of)
-        made.skipped += _not_lowered(exe)
+        if "quantized" in profiles:
+            exe, profile = profiles["quantized"]
+            seconds = region_seconds(exe, profile, regions.of)
+            made.skipped += _not_lowered(exe)
     made.graph = picture(graph, regions, rows, seconds)
     _add_seconds(rows, seconds, regions.regions)
     if comparison is not None:
@@ -129,9 +131,10 @@ def _model(model: Any) -> Any:
 
 
 def _title(graph: Graph, files: tuple[Any, Any] | None, given: Graph | None) -> str:
-    if files is not None:
-        return Path(files[0]).stem
-    return (given or graph).name or "model"
+    if files is None:
+        return (given or graph).name or "model"
+    path = Path(files[0]).absolute()
+    return path.parent.name or path.stem if path.stem == "model" else path.stem
 
 
 def _feeds(graph: Graph, data: Any, sizes: Mapping[str, int] | None) -> Mapping[str, Any]:
@@ -160,7 +163,7 @@ def _summary(
         found["measured_on"] = _measured_on(report)
     elif given is not None:
         weights = weight_bytes(given), weight_bytes(graph)
-    if comparison is not None:
+    if comparison is not None and not (report is not None and report.held_out_batches):
         outputs = {name: one.as_json() for name, one in comparison.outputs.items()}
         found["output_sqnr_db"] = {n: one["sqnr_db"] for n, one in outputs.items()}
         found["same_top1"] = {n: one["same_top1"] for n, one in outputs.items()}
@@ -175,7 +178,11 @@ def _summary(
         names = dict.fromkeys(name for side in scores.values() for name in side)
         sides = [scores.get(side, {}) for side in ("float", "quantized")]
         found["scores"] = [
-            {"name": name, "before": _finite(sides[0].get(name)), "after": _finite(sides[1].get(name))}
+            {
+                "name": name,
+                "before": _finite(sides[0].get(name)),
+                "after": _finite(sides[1].get(name)),
+            }
             for name in names
         ]
     return found
@@ -196,7 +203,9 @@ def _measured_on(report: QuantizationReport) -> str:
 
 def _timed(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Latency and memory as pairs."""
-    found: dict[str, Any] = {name: facts[name] for name in ("threads", "rounds", "inputs", "target")}
+    found: dict[str, Any] = {
+        name: facts[name] for name in ("threads", "rounds", "inputs", "target")
+    }
     found["speedup"] = facts.get("speedup")
     found["latency"] = {
         "before": facts["latency"].get("float"),
@@ -209,21 +218,32 @@ def _timed(facts: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _add_errors(
-    rows: list[Row], comparison: Comparison | None, ledger: Mapping[str, Any] | None
-) -> None:
-    """Write accumulated errors and shares of the ledger into the rows of their layers."""
+def _add_shares(rows: list[Row], ledger: Mapping[str, Any] | None) -> None:
+    """Write the shares of the ledger into the rows of their layers."""
     shares: dict[str, float] = {}
     for line in (ledger or {}).get("lines") or []:
-        key = line.get("value") or line.get("layer")
-        shares[key] = shares.get(key, 0.0) + (line.get("share") or 0.0)
+        for key in {line.get("value"), line.get("layer")} - {None}:
+            shares[key] = shares.get(key, 0.0) + (line.get("share") or 0.0)
     for row in rows:
         row["share"] = shares.get(row["value"], shares.get(row["name"]))
-        row["accumulated"] = None
-        if comparison is not None:
-            distances = {**comparison.layers, **comparison.outputs}
-            if row["value"] in distances:
-                row["accumulated"] = distances[row["value"]].as_json()
+
+
+def _add_accumulated(
+    rows: list[Row], comparison: Comparison | None, graph: Graph, regions: Regions
+) -> None:
+    """Write the error of each layer's result, or of the first value after it in its region."""
+    distances = {} if comparison is None else dict(comparison.layers)
+    if comparison is not None:
+        outputs = {value.name: comparison.outputs.get(name) for name, value in graph.outputs}
+        distances |= {name: one for name, one in outputs.items() if one is not None}
+    for row in rows:
+        region = regions.of.get(row["value"])
+        names = [row["value"]]
+        if region is not None:
+            every = [name for node in region.nodes for name in node.names]
+            names += every[every.index(row["value"]) :] if row["value"] in every else []
+        found = next((distances[name] for name in names if name in distances), None)
+        row["accumulated"] = None if found is None else found.as_json()
 
 
 def _add_seconds(rows: list[Row], seconds: Mapping[Region, float], regions: list[Region]) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from bitwright.ir.arrays import Array
 from bitwright.ir.graph import Graph, Node, Value, constant_value
 from bitwright.ops.core.flops import flops
+from bitwright.ops.core.interpret import run_node
 from bitwright.ops.core.opdef import Kind
 from bitwright.ops.core.registry import get
 from bitwright.quant.calibration.calibrate import calibrate
@@ -145,7 +145,7 @@ def _weight_detail(dequantize: Node | None, value: Value) -> dict[str, Any]:
     given = [a for a, v in zip(arrays, dequantize.inputs, strict=True) if v is not None]
     if any(array is None for array in given):
         return {}
-    restored: Array = np.asarray(get("dequantize").reference(*arrays, **dequantize.attrs))
+    (restored,) = run_node(dequantize, arrays)
     qvalues, scales = given[:2]
     assert qvalues is not None and scales is not None
     facts = dict(weight_facts(qvalues, scales))

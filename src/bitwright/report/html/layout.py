@@ -17,6 +17,7 @@ LONGEST = 6
 """Ranks that a drawn edge spans at most."""
 SWEEPS = 6
 BEND_WIDTH = 0.3
+BEND_WEIGHT = 0.05
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def _positions(
     for sweep in range(2 * SWEEPS):
         is_down = sweep % 2 == 0
         for row in rows if is_down else reversed(rows):
-            aims = {box: _aim(box, above if is_down else below, x) for box in row}
+            aims = {box: _aim(box, above if is_down else below, x, count) for box in row}
             if sweep < SWEEPS:
                 row.sort(key=lambda box: aims[box])
             widths = [1.0 if box < count else BEND_WIDTH for box in row]
@@ -101,27 +102,29 @@ def _positions(
     return x
 
 
-def _aim(box: int, neighbours: list[list[int]], x: list[float]) -> float:
-    found = [x[other] for other in neighbours[box]]
-    return sum(found) / len(found) if found else x[box]
+def _aim(box: int, neighbours: list[list[int]], x: list[float], count: int) -> float:
+    """The mean of the neighbours; for a box, bends weigh little, so that chains stay straight."""
+    weights = [BEND_WEIGHT if box < count <= other else 1.0 for other in neighbours[box]]
+    total = sum(w * x[other] for w, other in zip(weights, neighbours[box], strict=True))
+    return total / sum(weights) if weights else x[box]
 
 
 def _spaced(widths: list[float], aims: list[float]) -> list[float]:
-    """The positions nearest to the aims (least squares), in order and without overlap.
+    """The positions nearest to the aims (weighted least squares), in order and without overlap.
 
     With offsets o_i of boxes side by side, x_i - o_i must not decrease: adjacent violators are
-    pooled at their mean.
+    pooled at their mean. Narrow boxes, the bends, weigh little, so that they give way.
     """
     offsets, at = [], 0.0
     for number, width in enumerate(widths):
         at += 0.0 if number == 0 else (widths[number - 1] + width) / 2
         offsets.append(at)
-    pools: list[list[float]] = []  # sum, count
-    for aim, offset in zip(aims, offsets, strict=True):
-        pools.append([aim - offset, 1])
+    pools: list[tuple[float, float, int]] = []  # weighted sum, weight, count
+    for aim, offset, width in zip(aims, offsets, widths, strict=True):
+        weight = 1.0 if width == 1.0 else BEND_WEIGHT
+        pools.append((weight * (aim - offset), weight, 1))
         while len(pools) > 1 and pools[-2][0] / pools[-2][1] > pools[-1][0] / pools[-1][1]:
-            total, count = pools.pop()
-            pools[-1][0] += total
-            pools[-1][1] += count
-    shifts = [total / count for total, count in pools for _ in range(int(count))]
+            (a, b, c), (d, e, f) = pools.pop(), pools.pop()
+            pools.append((a + d, b + e, c + f))
+    shifts = [total / weight for total, weight, count in pools for _ in range(count)]
     return [shift + offset for shift, offset in zip(shifts, offsets, strict=True)]

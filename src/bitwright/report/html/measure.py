@@ -1,7 +1,7 @@
 """Latency, memory and step times of the float and the quantized model, for the report.
 
 Both models run in this process with the same number of threads. Rounds are interleaved, so that
-load from other processes affects both, and medians are reported.
+load from other processes affects both, and medians are reported. The speedup is their ratio.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ from bitwright.ops.core.registry import get
 from bitwright.report.html.regions import Region
 from bitwright.target import host
 
-ROUNDS = 15
+LEAST_ROUNDS, MOST_ROUNDS, BUDGET_SECONDS = 9, 101, 3.0
+"""Rounds end with the budget of time, within these limits."""
 PROFILE_ROUNDS = 5
+_STRENGTH = {Kind.COMPUTE: 0, Kind.REDUCTION: 1}
 LEAST_SECONDS = 0.003
 """A round repeats shorter runs for this long."""
 
@@ -36,7 +38,7 @@ def measure(
     models: Mapping[str, Graph],
     feeds: Mapping[str, Any],
     threads: int | None,
-    rounds: int = ROUNDS,
+    budget_seconds: float = BUDGET_SECONDS,
 ) -> tuple[dict[str, Any], dict[str, tuple[Executable, Profile]]]:
     """Facts about the runs of models by name ("float", "quantized"), and their profiles."""
     count = threads or system.cores()
@@ -46,9 +48,11 @@ def measure(
         exe.run(feeds)
         repeats[name] = max(1, round(LEAST_SECONDS / max(_seconds(exe, feeds, 1), 1e-6)))
     times: dict[str, list[float]] = {name: [] for name in executables}
-    for _ in range(rounds):
+    end, rounds = time.perf_counter() + budget_seconds, 0
+    while rounds < LEAST_ROUNDS or (rounds < MOST_ROUNDS and time.perf_counter() < end):
         for name, exe in executables.items():
             times[name].append(1e3 * _seconds(exe, feeds, repeats[name]))
+        rounds += 1
     facts: dict[str, Any] = {
         "latency": {name: _spread(found) for name, found in times.items()},
         "threads": count,
@@ -57,8 +61,8 @@ def measure(
         "target": host().cpu,
     }
     if len(times) == 2:
-        first, second = times.values()
-        facts["speedup"] = statistics.median(a / b for a, b in zip(first, second, strict=True))
+        before, after = (statistics.median(found) for found in times.values())
+        facts["speedup"] = before / after
     profiles = {
         name: (exe, exe.engine.profile(feeds, PROFILE_ROUNDS))
         for name, exe in executables.items()
@@ -115,22 +119,23 @@ def region_seconds(
 def _owners(graph: Graph, name: str, regions: Mapping[str, Region]) -> list[Region]:
     """The regions that a step of the final graph computes."""
     value = graph.values.get(name)
-    if value is not None and value.node.op == "fused":
-        inner = [n for n in value.node.attrs["body"].nodes if not n.is_boundary]
-        strong = [n for n in inner if get(n.op).kind is not Kind.ELEMENTWISE]
-        for node in (*strong, *inner):
-            known = [n for n in node.names if n in regions]
-            if known:
-                return [regions[known[0]]]
-    if name in regions:
-        return [regions[name]]
+    names = [name]
     if value is not None:  # products of one input run as one, then split
         readers = [n for n in graph.nodes if n.op == "split" and value in n.operands]
         split = [regions[n] for reader in readers for n in reader.names if n in regions]
         if split:
             return list(dict.fromkeys(split))
-    while "." in name:
+        if value.node.op == "fused":
+            inner = [n for n in value.node.attrs["body"].nodes if not n.is_boundary]
+            inner.sort(key=lambda n: _STRENGTH.get(get(n.op).kind, 2))
+            strong = [n for n in inner if _STRENGTH.get(get(n.op).kind, 2) < 2]
+            names = [*(n.name for n in strong), name, *(n.name for n in inner)]
+    found = (_known(one, regions) for one in names)
+    return [region for region in found if region is not None][:1]
+
+
+def _known(name: str, regions: Mapping[str, Region]) -> Region | None:
+    """The region of a name, or of the name that passes derived it from (`conv.cast`)."""
+    while name not in regions and "." in name:
         name = name.rpartition(".")[0]
-        if name in regions:
-            return [regions[name]]
-    return []
+    return regions.get(name)

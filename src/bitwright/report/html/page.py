@@ -18,7 +18,13 @@ from typing import Any
 ASSETS = Path(__file__).parent / "assets"
 STYLES = ("base.css", "parts.css", "print.css")
 SCRIPTS = ("base.js", "charts.js", "summary.js", "layout.js", "graph.js", "table.js", "sections.js")
-_ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+_ESCAPES = {
+    "<": "\\u003c",
+    ">": "\\u003e",
+    "&": "\\u0026",
+    "\u2028": "\\u2028",
+    "\u2029": "\\u2029",
+}
 
 
 def render(found: Mapping[str, Any]) -> str:

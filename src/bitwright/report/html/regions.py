@@ -123,8 +123,8 @@ class _Finder:
         place = {node: number for number, node in enumerate(self.shown)}
         regions.sort(key=lambda region: place[region.tail])
         for region in regions:
-            read = [self.region[s] for node in region.nodes for s in sources[node]]
-            region.sources = [r for r in dict.fromkeys(read) if r is not region]
+            found = [self.region[s] for node in region.nodes for s in sources[node]]
+            region.sources = [r for r in dict.fromkeys(found) if r is not region]
         for name, value in self.graph.outputs:
             if value.node in self.region:
                 self.region[value.node].outputs.append(name)
@@ -149,7 +149,7 @@ class _Finder:
             and self.region[source].tail is source
         ]
         strong = [region for region in fitting if _kind(region.anchor) is Kind.COMPUTE]
-        return (strong or fitting or [None])[-1]
+        return (strong or fitting)[-1] if fitting else None
 
     def _names(self) -> dict[str, Region]:
         """Regions by value name; a value that is not shown belongs to its first reader."""

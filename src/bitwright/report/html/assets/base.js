@@ -39,9 +39,9 @@ const micro = (seconds) => (isNumber(seconds) ? `${fixed(seconds * 1e6, seconds 
 const count = (n, word, plural = `${word}s`) => `${n.toLocaleString("en")} ${n === 1 ? word : plural}`;
 
 const SCHEMES = {
-  static: "int8, static range",
-  dynamic_per_token: "int8, range per token",
-  dynamic_per_tensor: "int8, range per tensor",
+  static: "int8 static",
+  dynamic_per_token: "int8 per token",
+  dynamic_per_tensor: "int8 per tensor",
   weight_only: "weights only",
   float: "float",
 };
@@ -49,6 +49,23 @@ const schemeClass = (scheme) => (scheme in SCHEMES ? scheme : "other");
 const schemeName = (scheme) => SCHEMES[scheme] || String(scheme).replaceAll("_", " ");
 const schemeCell = (scheme) =>
   h("span", { class: "nowrap" }, h("span", { class: `swatch ${schemeClass(scheme)}`, "aria-hidden": "true" }), schemeName(scheme));
+
+function sharedPrefix(names) {
+  if (names.length < 2) return "";
+  const parts = names.map((name) => name.split("."));
+  let shared = 0;
+  while (parts.every((p) => p.length > shared + 1 && p[shared] === parts[0][shared])) shared++;
+  return parts[0].slice(0, shared).map((part) => `${part}.`).join("");
+}
+
+// A dotted name that may wrap after its separators; the last part stands out.
+function nameParts(name) {
+  const pieces = name.split(/(?<=[./_])/);
+  const last = name.split(/(?<=[./])/).pop();
+  const head = name.slice(0, name.length - last.length);
+  const wrap = (text) => text.split(/(?<=[./_])/).map((piece) => [piece, h("wbr", {})]);
+  return pieces.length > 1 && head ? [h("span", { class: "head" }, wrap(head)), wrap(last)] : wrap(name);
+}
 
 function section(id, title, lead) {
   const made = h("section", { id, "aria-labelledby": `${id}-title` }, h("h2", { id: `${id}-title` }, title));

@@ -2,7 +2,7 @@
 const hasHistogram = (one) => Boolean(one && one.counts && one.counts.length > 1);
 
 // Bar heights are logarithmic, so that tails are visible. Bars outside of the range clip.
-function histogram(one, range, { width = 132, height = 34, labels = false, name = "values" } = {}) {
+function histogram(one, range, { width = 116, height = 34, labels = false, name = "values" } = {}) {
   const low = Math.min(one.low, range ? range[0] : one.low);
   const high = Math.max(one.high, range ? range[1] : one.high);
   const span = high - low || 1;
@@ -54,6 +54,7 @@ function niceTicks(low, high, wanted = 4) {
   return ticks;
 }
 
+const MOST_LABELS = 12;
 function scatter(points, x, y) {
   const [width, height, left, right, top, bottom] = [760, 340, 72, 24, 18, 48];
   const pad = (values) => {
@@ -80,7 +81,7 @@ function scatter(points, x, y) {
     const isRight = px(x.get(point)) > width * 0.72;
     return s("g", {}, s("circle", { class: point.is_best ? "best" : "", cx: px(x.get(point)), cy: py(y.get(point)), r: point.is_best ? 7 : 5 }),
       s("title", {}, `${point.name}: ${x.format(x.get(point))}, ${y.format(y.get(point))}`),
-      s("text", { class: "label", x: px(x.get(point)) + (isRight ? -11 : 11), y: py(y.get(point)) - 8, "text-anchor": isRight ? "end" : "start" }, point.name));
+      (points.length <= MOST_LABELS || front.includes(point) || point.is_best) && s("text", { class: "label", x: px(x.get(point)) + (isRight ? -11 : 11), y: py(y.get(point)) - 8, "text-anchor": isRight ? "end" : "start" }, point.name));
   });
   return s("svg", { class: "pareto", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${y.name} against ${x.name} of ${points.length} candidates; the table below has the numbers` },
     grid,

@@ -13,18 +13,19 @@ function graphSection() {
   graph.edges.forEach(([a, b]) => { sources[b].push(a); targets[a].push(b); });
 
   // Colours
+  const hasShares = data.layers.some((row) => isNumber(row.share));
   const errors = graph.nodes.map((node) => {
     const rows = node.layers.map((i) => data.layers[i]);
     const shares = rows.map((r) => r.share).filter(isNumber);
-    if (data.ledger) return shares.length ? shares.reduce((a, b) => a + b, 0) : null;
+    if (hasShares) return shares.length ? shares.reduce((a, b) => a + b, 0) : null;
     const known = rows.map((r) => (isNumber(r.sqnr_db) ? r.sqnr_db : r.accumulated && r.accumulated.sqnr_db)).filter(isNumber);
     return known.length ? -Math.min(...known) : null;
   });
   const seconds = graph.nodes.map((node) => node.seconds);
   const modes = {
     error: { label: "Error", letter: "e", values: errors, known: errors.some(isNumber),
-      text: data.ledger ? "share of the output error" : "SQNR, dark is low",
-      format: (v) => (data.ledger ? percent(v) : `${fixed(-v, 1)} dB`) },
+      text: hasShares ? "share of the output error" : "SQNR; a strong colour is a low SQNR",
+      format: (v) => (hasShares ? percent(v) : `${fixed(-v, 1)} dB`) },
     time: { label: "Time", letter: "t", values: seconds, known: seconds.some((v) => isNumber(v) && v > 0),
       text: "time of a run", format: micro },
     scheme: { label: "Precision", known: graph.nodes.some((n) => n.layers.length) },
@@ -39,16 +40,19 @@ function graphSection() {
   // Elements
   const frame = s("g", {});
   const svg = s("svg", { id: "graph-svg", role: "group", "aria-label": `Graph of ${graph.name || data.title}, ${count(graph.nodes.length, "box", "boxes")}. Arrow keys move between boxes, Enter selects, plus and minus zoom.` },
-    s("defs", {}, s("marker", { id: "arrow", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 5, markerHeight: 5, orient: "auto" }, s("path", { class: "arrow", d: "M0,0L8,4L0,8Z" }))), frame);
-  const side = h("div", { class: "side card", id: "node-detail", "aria-live": "polite" });
+    s("defs", {}, s("marker", { id: "arrow", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, markerUnits: "userSpaceOnUse", orient: "auto" }, s("path", { class: "arrow", d: "M0,0L8,4L0,8Z" }))), frame);
+  const panel = h("div", { id: "node-detail", "aria-live": "polite" });
+  const side = h("aside", { class: "side card", "aria-label": "Selected box" },
+    h("button", { type: "button", class: "quiet close", "aria-label": "Close the details", onclick: () => deselect() }, "×"), panel);
   const legend = h("div", { class: "legend", id: "legend" });
   const tools = h("div", { class: "tools", role: "toolbar", "aria-label": "Graph" }, h("span", { class: "soft small" }, "Colour by"));
   const buttons = Object.entries(modes).filter(([, one]) => one.known).map(([name, one]) =>
     h("button", { type: "button", class: "tool", "data-mode": name, onclick: () => { mode = name; paint(); } }, one.label));
   const zoomButton = (text, label, act) => h("button", { type: "button", class: "tool", "aria-label": label, onclick: act }, text);
   const zooms = [zoomButton("−", "Zoom out", () => zoom(0.8)), zoomButton("+", "Zoom in", () => zoom(1.25)), zoomButton("Fit", "Show the whole graph", () => fit(true))];
-  tools.append(...buttons, h("span", { class: "spring" }), ...zooms);
+  tools.append(...buttons, h("span", { class: "spring" }), h("span", { class: "group" }, zooms));
   made.append(tools, h("div", { class: "picture" }, h("div", { class: "canvas card" }, svg), side), legend);
+  side.hidden = true;
 
   const subtitle = (node) => {
     const layer = layerOf(node);
@@ -57,6 +61,9 @@ function graphSection() {
   };
   const clipLeft = (text, most) => (text.length > most ? `…${text.slice(text.length - most + 1)}` : text);
   const clipRight = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
+  // Without the dotted prefix that all layers share
+  const prefix = sharedPrefix(data.layers.map((row) => row.name));
+  const shortName = (name) => (name.startsWith(prefix) ? name.slice(prefix.length) : name) || name;
   const boxes = graph.nodes.map((node, i) => {
     const layer = layerOf(node);
     const label = `${node.name}, ${subtitle(node)}`;
@@ -64,8 +71,8 @@ function graphSection() {
       s("title", {}, label),
       s("rect", { width: BOX.width, height: BOX.height, rx: node.kind === "op" ? 7 : 20 }),
       layer && s("rect", { class: "stripe", x: 0, y: 0, width: 6, height: BOX.height, rx: 3, "stroke-width": 0 }),
-      s("text", { x: BOX.width / 2 + 2, y: 17, "text-anchor": "middle" }, clipLeft(node.name, 23)),
-      s("text", { class: "sub", x: BOX.width / 2 + 2, y: 31, "text-anchor": "middle" }, clipRight(subtitle(node), 26)));
+      s("text", { x: BOX.width / 2 + 3, y: 15, "text-anchor": "middle" }, clipLeft(shortName(node.name), 20)),
+      s("text", { class: "sub", x: BOX.width / 2 + 3, y: 28, "text-anchor": "middle" }, clipRight(subtitle(node), 25)));
   });
   let lines = [];
   let placed = null;
@@ -94,11 +101,12 @@ function graphSection() {
   // The whole graph; at first not smaller than text can be read at.
   function fit(isWhole) {
     const { width, height } = size();
-    const margin = 34;
+    const margin = 26;
     const k = Math.min(1.25, width / (placed.width + 2 * margin), height / (placed.height + 2 * margin));
-    view.k = isWhole ? k : Math.max(k, Math.min(0.62, 1.25));
+    view.k = isWhole ? k : Math.max(k, width < 600 ? 0.85 : 0.6);
     const [w, hgt] = [width / view.k, height / view.k];
-    view.x = w >= placed.width + margin ? (placed.width - w) / 2 : -margin;
+    const first = (placed.columns[0].high - placed.columns[0].low + 1) * BOX.stepX;
+    view.x = w >= placed.width + margin ? (placed.width - w) / 2 : Math.max(-margin, (first - w) / 2);
     view.y = hgt >= placed.height + margin ? (placed.height - hgt) / 2 : -margin;
     show();
   }
@@ -113,7 +121,8 @@ function graphSection() {
   }
   function reveal(i) {
     const node = graph.nodes[i];
-    const { width, height } = size();
+    const { width: whole, height } = size();
+    const width = whole - (side.hidden || getComputedStyle(side).position !== "absolute" ? 0 : side.offsetWidth + 24);
     const [x, y] = [placed.centre(node.rank, node.x), placed.top(node.rank) + BOX.height / 2];
     const [w, hgt] = [width / view.k, height / view.k];
     if (x - BOX.width / 2 < view.x || x + BOX.width / 2 > view.x + w) view.x = x - w / 2;
@@ -159,7 +168,7 @@ function graphSection() {
     const layer = layerOf(node);
     const jump = (j) => h("li", {}, h("button", { type: "button", class: "link", onclick: () => { focusBox(j); selectNode(j); } }, graph.nodes[j].name));
     const list = (name, items) => (items.length ? [h("h3", {}, name), h("ul", {}, items.slice(0, 8).map(jump), items.length > 8 && h("li", {}, `${items.length - 8} more`))] : []);
-    side.replaceChildren(
+    panel.replaceChildren(
       h("h3", { id: "node-name" }, node.name),
       h("p", { class: "soft small" }, node.kind === "op" ? node.ops.join(" + ") : `model ${node.kind}`),
       facts([
@@ -180,6 +189,7 @@ function graphSection() {
   }
   selectNode = (i, isRevealed = false) => {
     selected = i;
+    side.hidden = false;
     mark();
     describe(i);
     boxes.forEach((box, j) => box.setAttribute("tabindex", i === j ? 0 : -1));
@@ -188,7 +198,14 @@ function graphSection() {
       document.getElementById("graph").scrollIntoView();
     }
   };
-  side.append(h("p", { class: "soft" }, "Select a box: its error, time, precision and values appear here."));
+
+  const deselect = () => {
+    const last = selected;
+    selected = null;
+    side.hidden = true;
+    mark();
+    if (last !== null) boxes[last].focus({ preventScroll: true });
+  };
 
   // Keyboard: down and up follow edges, left and right stay in a rank
   const nearest = (i, candidates) => candidates.reduce((best, j) => (best === null || Math.abs(graph.nodes[j].x - graph.nodes[i].x) < Math.abs(graph.nodes[best].x - graph.nodes[i].x) ? j : best), null);
@@ -206,6 +223,7 @@ function graphSection() {
       const next = moves[event.key]();
       if (next !== null) focusBox(next);
     } else if (event.key === "Enter" || event.key === " ") selectNode(i);
+    else if (event.key === "Escape" && selected !== null) deselect();
     else if (event.key === "+" || event.key === "=") zoom(1.25);
     else if (event.key === "-") zoom(0.8);
     else if (event.key === "0") fit(true);

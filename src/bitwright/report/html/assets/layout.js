@@ -1,5 +1,5 @@
 // Places the ranks of the graph in columns, read like a newspaper: down, then right.
-const BOX = { width: 152, height: 40, stepX: 172, stepY: 64, gutter: 44, lane: 5 };
+const BOX = { width: 142, height: 36, stepX: 156, stepY: 54, gutter: 40, lane: 5 };
 
 function rowExtents(graph) {
   const rows = [];

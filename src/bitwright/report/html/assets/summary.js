@@ -47,7 +47,7 @@ function summarySection() {
   for (const score of (found.scores || []).slice(0, 2)) {
     const change = score.after - score.before;
     const shown = isNumber(change) ? `${change > 0 ? "+" : change < 0 ? "−" : "±"}${digits(Math.abs(change), 2)}` : "–";
-    cards.push(statCard(`Score: ${score.name}`, shown, "", `${digits(score.before, 5)} → ${digits(score.after, 5)}`, [Math.abs(score.before), Math.abs(score.after)], "your function"));
+    cards.push(statCard(`Score: ${score.name}`, shown, "", `${digits(score.before, 5)} → ${digits(score.after, 5)}`, null, "by your function"));
   }
   const outputs = Object.entries(found.output_sqnr_db || {});
   if (outputs.length) {
@@ -57,10 +57,12 @@ function summarySection() {
     const pair = worst ? `output ${worst[0]}${isNumber(top) ? `, same top-1 ${percent(top)}` : ""}` : "outputs are equal";
     cards.push(statCard("Output error", worst ? fixed(worst[1], 1) : "none", worst ? "dB SQNR" : "", pair, null, found.measured_on && `on ${found.measured_on}`));
   }
-  if (isNumber(found.int8_mac_fraction)) {
-    cards.push(statCard("In 8 bits", percent(found.int8_mac_fraction), "", "of the multiply-adds", null, `${data.layers.length} layers`));
-  }
-  made.append(h("div", { class: "stats" }, cards));
+  made.append(h("div", { class: `stats of-${cards.length}` }, cards));
+  const layers = data.layers.filter((r) => r.scheme !== "float").length;
+  const line = [data.layers.length && `${layers} of ${count(data.layers.length, "layer")} quantized`,
+    isNumber(found.int8_mac_fraction) && `${percent(found.int8_mac_fraction)} of the multiply-adds in 8 bits`,
+    data.reproduce && data.reproduce.recipe && `recipe ${data.reproduce.recipe}`].filter(Boolean).join(" · ");
+  if (line) made.append(h("p", { class: "soft small" }, line));
   if (data.next_steps.length) {
     const word = { good: "good", act: "act", check: "check" };
     made.append(h("div", { class: "next card" }, h("h3", {}, "What to do next"),

@@ -11,11 +11,11 @@ function layerSection() {
   const accumulated = (row) => (row.accumulated ? row.accumulated.sqnr_db : null);
   const columns = [
     { key: "name", label: "Layer", get: (r) => r.name, cell: nameCell },
-    { key: "scheme", label: "Precision", get: (r) => schemeName(r.scheme), cell: (r) => schemeCell(r.scheme) },
+    { key: "scheme", label: "Precision", kind: "wide", get: (r) => schemeName(r.scheme), cell: (r) => schemeCell(r.scheme) },
     has((r) => isNumber(r.sqnr_db)) && { key: "sqnr", label: "SQNR dB", kind: "number", get: (r) => r.sqnr_db, cell: (r) => number(r.sqnr_db, (v) => fixed(v, 1)) },
-    has((r) => isNumber(accumulated(r))) && { key: "accumulated", label: "accumulated dB", kind: "number wide", get: accumulated, cell: (r) => number(accumulated(r), (v) => fixed(v, 1)) },
+    !has((r) => isNumber(r.sqnr_db)) && has((r) => isNumber(accumulated(r))) && { key: "accumulated", label: "Accumulated dB", kind: "number wide", get: accumulated, cell: (r) => number(accumulated(r), (v) => fixed(v, 1)) },
     has((r) => isNumber(r.share)) && { key: "share", label: "Error share", kind: "number", get: (r) => r.share, cell: (r) => number(r.share, percent) },
-    has((r) => isNumber(r.seconds)) && { key: "seconds", label: "Time", kind: "number", get: (r) => r.seconds, cell: (r) => micro(r.seconds) },
+    has((r) => isNumber(r.seconds)) && { key: "seconds", label: "Time", kind: "number wide", get: (r) => r.seconds, cell: (r) => micro(r.seconds) },
     has((r) => r.multiply_adds) && { key: "macs", label: "Multiply-adds", kind: "number wide", get: (r) => r.multiply_adds, cell: (r) => (r.multiply_adds ? human(r.multiply_adds, "") : "–") },
     has((r) => r.detail && hasHistogram(r.detail.values)) && { label: "Input values", cell: (r) => chart(r, "values", "range") },
     has((r) => r.detail && hasHistogram(r.detail.weights)) && { label: "Weights", kind: "wide", cell: (r) => chart(r, "weights", "weight_range") },
@@ -26,7 +26,7 @@ function layerSection() {
 
   function nameCell(row) {
     const i = layers.indexOf(row);
-    return [h("button", { type: "button", class: "link name", "aria-expanded": String(open.has(i)), "data-layer": i, onclick: () => toggle(i) }, row.name), h("div", { class: "op" }, row.op)];
+    return [h("button", { type: "button", class: "link name", "aria-expanded": String(open.has(i)), "data-layer": i, onclick: () => toggle(i) }, nameParts(row.name)), h("div", { class: "op" }, row.op, h("span", { class: "narrow" }, ` · ${schemeName(row.scheme)}`))];
   }
   function chart(row, field, range) {
     const detail = row.detail;
@@ -52,6 +52,7 @@ function layerSection() {
         ["Smoothing", row.smoothing ? `alpha ${digits(row.smoothing)}` : null],
         ["Clip ratio", row.clip_ratio && row.clip_ratio !== 1 ? digits(row.clip_ratio) : null],
         ["Accumulated", row.accumulated ? `${isNumber(row.accumulated.sqnr_db) ? `${fixed(row.accumulated.sqnr_db, 1)} dB` : "exact"}, cosine ${fixed(row.accumulated.cosine, 6)}, largest error ${digits(row.accumulated.max_error)}` : null],
+        ["Time", isNumber(row.seconds) ? micro(row.seconds) : null],
         ["Multiply-adds", row.multiply_adds ? human(row.multiply_adds, "") : null],
       ]),
       h("div", { class: "charts" }, detailFigures(row.detail)),
@@ -76,7 +77,7 @@ function layerSection() {
 
   function sortBy(column) {
     // numbers start with the largest, except SQNR, where the lowest is the worst
-    const isFirstDown = Boolean(column.kind) && !["sqnr", "accumulated"].includes(column.key);
+    const isFirstDown = String(column.kind).startsWith("number") && !["sqnr", "accumulated"].includes(column.key);
     state.isDown = state.key === column.key ? !state.isDown : isFirstDown;
     state.key = column.key;
     heads.forEach((head, i) => { if (columns[i].get) head.setAttribute("aria-sort", columns[i].key === state.key ? (state.isDown ? "descending" : "ascending") : "none"); });
