@@ -25,8 +25,9 @@ def headline(title: str, summary: Mapping[str, Any]) -> str:
     outputs = [v for v in summary.get("output_sqnr_db", {}).values() if v is not None]
     if not scores and outputs:
         scores = [f"outputs at {min(outputs):.1f} dB"]
-    text = f"{title} is {' and '.join(parts)}" if parts else title
-    return "; ".join([text, *scores[:2]]) + "."
+    text = f"{title} is {' and '.join(parts)}" if parts else ""
+    found = [part for part in (text, *scores[:2]) if part]
+    return "; ".join(found or [f"{title}: nothing was measured"]) + "."
 
 
 def _times(ratio: float, better: str, worse: str) -> str:

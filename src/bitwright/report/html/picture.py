@@ -25,7 +25,7 @@ def picture(
     nodes = [_node(region, seconds) for region in found.regions]
     for number, row in enumerate(rows):
         row["node"] = None
-        region = found.of.get(row["value"]) or found.of.get(row["value"].partition("/")[0])
+        region = found.find(row["value"])
         if region is not None:
             row["node"] = place[region]
             nodes[place[region]]["layers"].append(number)

@@ -16,6 +16,8 @@ from bitwright.ir.naming import module_of
 from bitwright.ops.core.opdef import Kind
 from bitwright.ops.core.registry import get
 
+EQUALIZED = ".equalized"
+"""The ending of values that equalization scaled (`quant.model.transforms.equalize`)."""
 QUANTIZERS = ("quantize", "dequantize", "dynamic_quantize")
 
 
@@ -50,6 +52,12 @@ class Regions:
 
     regions: list[Region]
     of: dict[str, Region]
+
+    def find(self, path: str) -> Region | None:
+        """The region of a layer, by the path of its value in the float model."""
+        outer = path.partition("/")[0]  # a value in a body belongs to the body's node
+        names = (path, f"{path}{EQUALIZED}", outer)
+        return next((self.of[name] for name in names if name in self.of), None)
 
 
 def find_regions(graph: Graph) -> Regions:

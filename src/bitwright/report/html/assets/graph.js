@@ -61,6 +61,18 @@ function graphSection() {
   };
   const clipLeft = (text, most) => (text.length > most ? `…${text.slice(text.length - most + 1)}` : text);
   const clipRight = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
+  // The last parts of a dotted name that fit, after the last number among the others: 0 · self.query
+  const boxLabel = (name, most) => {
+    if (name.length <= most) return name;
+    const parts = name.split(".");
+    let first = parts.length - 1;
+    const joined = (from) => {
+      const number = parts.slice(0, from).filter((part) => /^\d+$/.test(part)).pop();
+      return (number === undefined ? "" : `${number} · `) + parts.slice(from).join(".");
+    };
+    while (first > 0 && joined(first - 1).length <= most) first--;
+    return clipLeft(joined(first), most);
+  };
   // Without the dotted prefix that all layers share
   const prefix = sharedPrefix(data.layers.map((row) => row.name));
   const shortName = (name) => (name.startsWith(prefix) ? name.slice(prefix.length) : name) || name;
@@ -71,7 +83,7 @@ function graphSection() {
       s("title", {}, label),
       s("rect", { width: BOX.width, height: BOX.height, rx: node.kind === "op" ? 7 : 20 }),
       layer && s("rect", { class: "stripe", x: 0, y: 0, width: 6, height: BOX.height, rx: 3, "stroke-width": 0 }),
-      s("text", { x: BOX.width / 2 + 3, y: 15, "text-anchor": "middle" }, clipLeft(shortName(node.name), 20)),
+      s("text", { x: BOX.width / 2 + 3, y: 15, "text-anchor": "middle" }, boxLabel(shortName(node.name), 20)),
       s("text", { class: "sub", x: BOX.width / 2 + 3, y: 28, "text-anchor": "middle" }, clipRight(subtitle(node), 25)));
   });
   let lines = [];
@@ -103,7 +115,7 @@ function graphSection() {
     const { width, height } = size();
     const margin = 26;
     const k = Math.min(1.25, width / (placed.width + 2 * margin), height / (placed.height + 2 * margin));
-    view.k = isWhole ? k : Math.max(k, width < 600 ? 0.85 : 0.6);
+    view.k = isWhole ? k : Math.max(k, width < 600 ? 0.85 : 0.5);
     const [w, hgt] = [width / view.k, height / view.k];
     const first = (placed.columns[0].high - placed.columns[0].low + 1) * BOX.stepX;
     view.x = w >= placed.width + margin ? (placed.width - w) / 2 : Math.max(-margin, (first - w) / 2);

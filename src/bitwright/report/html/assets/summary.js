@@ -63,6 +63,10 @@ function summarySection() {
     isNumber(found.int8_mac_fraction) && `${percent(found.int8_mac_fraction)} of the multiply-adds in 8 bits`,
     data.reproduce && data.reproduce.recipe && `recipe ${data.reproduce.recipe}`].filter(Boolean).join(" · ");
   if (line) made.append(h("p", { class: "soft small" }, line));
+  if ((found.scores || []).length > 2) {
+    made.append(table("Scores", [["Score", (one) => one.name], ["Float", (one) => digits(one.before, 6), "number"], ["Quantized", (one) => digits(one.after, 6), "number"],
+      ["Change", (one) => (isNumber(one.after - one.before) ? digits(one.after - one.before, 3) : "–"), "number"]], found.scores), h("p", {}));
+  }
   if (data.next_steps.length) {
     const word = { good: "good", act: "act", check: "check" };
     made.append(h("div", { class: "next card" }, h("h3", {}, "What to do next"),
