@@ -164,6 +164,19 @@ def test_the_file_must_be_html(tmp_path, quantized):
         bw.write_report(tmp_path / "report.pdf", quantized)
 
 
+@pytest.mark.parametrize("ledger", [{"lines": 3}, {"lines": [3]}, {"flips": "no"}])
+def test_a_section_without_rows_is_refused(tmp_path, quantized, ledger):
+    with pytest.raises(bw.BitwrightError, match="of the ledger has no rows"):
+        bw.write_report(tmp_path / "r.html", quantized, ledger=ledger)
+
+
+def test_a_latency_that_cannot_be_measured_is_a_note(tmp_path):
+    b = bw.Builder("text")
+    graph = b.build(y=b.identity(b.input("x", "string[2]")))
+    found = bw.write_report(tmp_path / "r.html", graph, latency=True)
+    assert "the latency was not measured: cannot make a random" in found.notes[0]
+
+
 def test_next_steps_name_what_is_unknown():
     steps = conclusions.next_steps(ReportData("m"))
     assert steps[0]["kind"] == "good"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from bitwright.quant.model.report import QuantizationReport, weight_bytes
 from bitwright.report.compare import Comparison, compare, file_bytes
 from bitwright.report.feeds import random_inputs
 from bitwright.report.html import conclusions
-from bitwright.report.html.data import ReportData, check_path
+from bitwright.report.html.data import ReportData, check_path, number, section
 from bitwright.report.html.layer_rows import Row, rows_of_graph, rows_of_report
 from bitwright.report.html.measure import measure, region_seconds
 from bitwright.report.html.picture import picture
@@ -93,26 +93,21 @@ def write_report(
         report = None
         rows = rows_of_graph(graph, plain_graph, data)
     made = ReportData(title or _title(graph, files, given))
-    made.ledger = None if ledger is None else dict(ledger)
-    made.tune = None if tune is None else dict(tune)
+    made.ledger = section("ledger", ledger, ("lines", "flips"))
+    made.tune = section("tune", tune, ("pareto", "layers"))
     made.notes = [] if report is None else list(report.notes)
     if made.ledger is not None:
         made.notes += [note for note in made.ledger.get("notes") or [] if note not in made.notes]
-    regions, seconds = find_regions(graph), {}
+    regions = find_regions(graph)
+    seconds: dict[Region, float] = {}
     _add_shares(rows, made.ledger)
     _add_accumulated(rows, comparison, graph, regions)
     made.layers = rows
     made.skipped = _float_layers(rows)
     made.summary = _summary(graph, given, report, comparison, files, scores)
     if latency:
-        feeds = _feeds(graph, data, sizes)
         models = {"quantized": graph} if given is None else {"float": given, "quantized": graph}
-        facts, profiles = measure(models, feeds, threads)
-        made.summary |= _timed(facts)
-        if "quantized" in profiles:
-            exe, profile = profiles["quantized"]
-            seconds = region_seconds(exe, profile, regions.of)
-            made.skipped += _not_lowered(exe)
+        seconds = _add_times(made, models, lambda: _feeds(graph, data, sizes), threads, regions)
     made.graph = picture(graph, regions, rows, seconds)
     _add_seconds(rows, seconds, regions.regions)
     if comparison is not None:
@@ -123,6 +118,27 @@ def write_report(
     made.next_steps = conclusions.next_steps(made)
     made.save(path)
     return made
+
+
+def _add_times(
+    made: ReportData,
+    models: Mapping[str, Graph],
+    feeds: Callable[[], Mapping[str, Any]],
+    threads: int | None,
+    regions: Regions,
+) -> dict[Region, float]:
+    """Measure latency and memory; returns the time of regions of the quantized model."""
+    try:
+        facts, profiles = measure(models, feeds(), threads)
+    except BitwrightError as error:  # the rest of the report does not depend on it
+        made.notes.append(f"the latency was not measured: {error}")
+        return {}
+    made.summary |= _timed(facts)
+    if "quantized" not in profiles:
+        return {}
+    exe, profile = profiles["quantized"]
+    made.skipped += _not_lowered(exe)
+    return region_seconds(exe, profile, regions.of)
 
 
 def _model(model: Any) -> Any:
@@ -223,7 +239,7 @@ def _add_shares(rows: list[Row], ledger: Mapping[str, Any] | None) -> None:
     shares: dict[str, float] = {}
     for line in (ledger or {}).get("lines") or []:
         for key in {line.get("value"), line.get("layer")} - {None}:
-            shares[key] = shares.get(key, 0.0) + (line.get("share") or 0.0)
+            shares[str(key)] = shares.get(str(key), 0.0) + number(line.get("share"))
     for row in rows:
         row["share"] = shares.get(row["value"], shares.get(row["name"]))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from bitwright.report.html.data import ReportData
+from bitwright.report.html.data import ReportData, number
 
 LOW_OUTPUT_DB = 20.0
 """Output errors above -20 dB (1% of the signal's power) often change predictions."""
@@ -64,13 +64,13 @@ def _accuracy(data: ReportData) -> Iterable[dict[str, str]]:
     if is_low:
         yield _act(f"Output {worst} is at {outputs[worst]:.1f} dB: check the predictions.")
     lines = (data.ledger or {}).get("lines") or []
-    fixes = [line for line in lines if (line.get("fix") or {}).get("text")]
+    fixes = [one for one in lines if isinstance(one.get("fix"), Mapping) and one["fix"].get("text")]
     if fixes:
-        line = fixes[0]
+        line = max(fixes, key=lambda one: number(one.get("share")))
+        share = f"{number(line.get('share')):.0%}"
         yield {
             "kind": "act" if drops or is_low else "check",
-            "text": f"Largest cause of error: {line['layer']} ({line.get('share') or 0:.0%}). "
-            f"{line['fix']['text']}",
+            "text": f"Largest cause of error: {line.get('layer')} ({share}). {line['fix']['text']}",
         }
     elif (drops or is_low) and (rows := _by_error(data.layers)):
         names = ", ".join(row["name"] for row in rows[:3])

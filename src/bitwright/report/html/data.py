@@ -74,6 +74,27 @@ def check_path(path: str | Path) -> None:
     require_writable(path)
 
 
+def section(
+    name: str, found: Mapping[str, Any] | None, tables: tuple[str, ...]
+) -> dict[str, Any] | None:
+    """A section that another command made; raises unless its tables are lists of dicts."""
+    if found is None:
+        return None
+    if not isinstance(found, Mapping):
+        raise ExportError(f"the {name} is not a dict", found=type(found).__name__)
+    for table in tables:
+        rows = found.get(table) or []
+        if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
+            raise ExportError(f"{table!r} of the {name} has no rows", expected="a list of dicts")
+    return dict(found)
+
+
+def number(item: Any) -> float:
+    """The item if it is a finite number, else 0."""
+    is_number = isinstance(item, (int, float)) and not isinstance(item, bool)
+    return float(item) if is_number and math.isfinite(item) else 0.0
+
+
 def write_text(path: str | Path, text: str) -> None:
     def write(file: IO[bytes]) -> None:
         file.write(text.encode())

@@ -13,18 +13,19 @@ function graphSection() {
   graph.edges.forEach(([a, b]) => { sources[b].push(a); targets[a].push(b); });
 
   // Colours
+  const hasOwn = data.layers.some((row) => isNumber(row.sqnr_db));
   const hasShares = data.layers.some((row) => isNumber(row.share));
   const errors = graph.nodes.map((node) => {
     const rows = node.layers.map((i) => data.layers[i]);
     const shares = rows.map((r) => r.share).filter(isNumber);
     if (hasShares) return shares.length ? shares.reduce((a, b) => a + b, 0) : null;
-    const known = rows.map((r) => (isNumber(r.sqnr_db) ? r.sqnr_db : r.accumulated && r.accumulated.sqnr_db)).filter(isNumber);
+    const known = rows.map((r) => (hasOwn ? r.sqnr_db : r.accumulated && r.accumulated.sqnr_db)).filter(isNumber);
     return known.length ? -Math.min(...known) : null;
   });
   const seconds = graph.nodes.map((node) => node.seconds);
   const modes = {
     error: { label: "Error", letter: "e", values: errors, known: errors.some(isNumber),
-      text: hasShares ? "share of the output error" : "SQNR; a strong colour is a low SQNR",
+      text: hasShares ? "share of the output error" : hasOwn ? "SQNR at the layer; a strong colour is a low SQNR" : "SQNR accumulated up to the layer",
       format: (v) => (hasShares ? percent(v) : `${fixed(-v, 1)} dB`) },
     time: { label: "Time", letter: "t", values: seconds, known: seconds.some((v) => isNumber(v) && v > 0),
       text: "time of a run", format: micro },
@@ -83,7 +84,7 @@ function graphSection() {
       s("title", {}, label),
       s("rect", { width: BOX.width, height: BOX.height, rx: node.kind === "op" ? 7 : 20 }),
       layer && s("rect", { class: "stripe", x: 0, y: 0, width: 6, height: BOX.height, rx: 3, "stroke-width": 0 }),
-      s("text", { x: BOX.width / 2 + 3, y: 15, "text-anchor": "middle" }, boxLabel(shortName(node.name), 20)),
+      s("text", { x: BOX.width / 2 + 3, y: 15, "text-anchor": "middle" }, boxLabel(shortName(node.name), 22)),
       s("text", { class: "sub", x: BOX.width / 2 + 3, y: 28, "text-anchor": "middle" }, clipRight(subtitle(node), 25)));
   });
   let lines = [];
