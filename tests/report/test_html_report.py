@@ -144,6 +144,17 @@ def test_a_model_without_layers(tmp_path):
     found = bw.write_report(tmp_path / "r.html", graph, latency=True, sizes={"batch": 2})
     assert found.layers == [] and found.graph["nodes"][0]["kind"] == "input"
     assert found.summary["latency"]["after"]["median_ms"] > 0
+    assert found.headline.startswith("relu takes ")
+
+
+def test_two_equal_models_without_weights(tmp_path):
+    b = bw.Builder("relu")
+    graph = b.build(y=b.relu(b.input("x", "f32[2]")))
+    data = iter([{"x": np.ones(2, np.float32)}] * 2)
+    found = bw.write_report(tmp_path / "r.html", graph, float_model=graph, data=data)
+    assert "size" not in found.summary and len(found.worst_inputs) == 2
+    read = json.loads((tmp_path / "r.json").read_text())
+    assert read["worst_inputs"][0]["sqnr_db"] is None
 
 
 def test_a_branch_is_one_box(tmp_path):

@@ -6,11 +6,7 @@ bw.write_report("model.html", q, float_model="model.onnx", data=batches, latency
 
 from __future__ import annotations
 
-import datetime
-import hashlib
-import platform
 from collections.abc import Callable, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +21,12 @@ from bitwright.pipeline import INFERENCE
 from bitwright.quant.data.batches import Batches
 from bitwright.quant.data.traced import with_graph
 from bitwright.quant.model.quantize import Quantized
-from bitwright.quant.model.report import QuantizationReport, weight_bytes
-from bitwright.report.compare import Comparison, compare, file_bytes
+from bitwright.quant.model.report import QuantizationReport
+from bitwright.report.compare import Comparison, compare
 from bitwright.report.feeds import random_inputs
 from bitwright.report.html import conclusions
 from bitwright.report.html.data import ReportData, check_path, number, section
+from bitwright.report.html.figures import reproduce, summary, timed
 from bitwright.report.html.layer_rows import Row, rows_of_graph, rows_of_report
 from bitwright.report.html.measure import measure, region_seconds
 from bitwright.report.html.picture import picture
@@ -39,7 +36,6 @@ from bitwright.report.profile import float_products
 MOST_WORST = 20
 PREVIEW = 64
 """Elements of an input that are shown if inputs are included."""
-PACKAGES = ("bitwright", "numpy", "onnx", "llvmlite")
 
 
 def write_report(
@@ -104,7 +100,7 @@ def write_report(
     _add_accumulated(rows, comparison, graph, regions)
     made.layers = rows
     made.skipped = _float_layers(rows)
-    made.summary = _summary(graph, given, report, comparison, files, scores)
+    made.summary = summary(graph, given, report, comparison, files, scores)
     if latency:
         models = {"quantized": graph} if given is None else {"float": given, "quantized": graph}
         seconds = _add_times(made, models, lambda: _feeds(graph, data, sizes), threads, regions)
@@ -113,7 +109,7 @@ def write_report(
     if comparison is not None:
         made.comparison = comparison.as_json(MOST_WORST)
         made.worst_inputs = _worst(comparison, data if include_inputs else None, graph)
-    made.reproduce = _reproduce(report, command, files, made.summary)
+    made.reproduce = reproduce(report, command, files, made.summary)
     made.headline = conclusions.headline(made.title, made.summary)
     made.next_steps = conclusions.next_steps(made)
     made.save(path)
@@ -133,7 +129,7 @@ def _add_times(
     except BitwrightError as error:  # the rest of the report does not depend on it
         made.notes.append(f"the latency was not measured: {error}")
         return {}
-    made.summary |= _timed(facts)
+    made.summary |= timed(facts)
     if "quantized" not in profiles:
         return {}
     exe, profile = profiles["quantized"]
@@ -159,79 +155,6 @@ def _feeds(graph: Graph, data: Any, sizes: Mapping[str, int] | None) -> Mapping[
         if first is not None:
             return dict(first)
     return random_inputs(graph, sizes or {}, seed=0)
-
-
-def _summary(
-    graph: Graph,
-    given: Graph | None,
-    report: QuantizationReport | None,
-    comparison: Comparison | None,
-    files: tuple[Any, Any] | None,
-    scores: Mapping[str, Mapping[str, float]] | None,
-) -> dict[str, Any]:
-    """Figures before and after, as far as they are known."""
-    found: dict[str, Any] = {"layers": sum(1 for n in graph.nodes if not n.is_boundary)}
-    weights: tuple[int, int] | None = None
-    if report is not None:
-        weights = report.float_bytes, report.quantized_bytes
-        found["int8_mac_fraction"] = report.int8_mac_fraction
-        found["output_sqnr_db"] = dict(report.output_sqnr_db)
-        found["measured_on"] = _measured_on(report)
-    elif given is not None:
-        weights = weight_bytes(given), weight_bytes(graph)
-    if comparison is not None and not (report is not None and report.held_out_batches):
-        outputs = {name: one.as_json() for name, one in comparison.outputs.items()}
-        found["output_sqnr_db"] = {n: one["sqnr_db"] for n, one in outputs.items()}
-        found["same_top1"] = {n: one["same_top1"] for n, one in outputs.items()}
-        found["measured_on"] = f"{len(comparison.samples)} batches of the given data"
-    if weights is not None:
-        found["weights"] = {"before": weights[0], "after": weights[1]}
-        found["size"] = {**found["weights"], "what": "weights"}
-    if files is not None and all(Path(file).is_file() for file in files):
-        before, after = (file_bytes(Path(file)) for file in files)
-        found["size"] = {"before": before, "after": after, "what": "files"}
-    if scores:
-        names = dict.fromkeys(name for side in scores.values() for name in side)
-        sides = [scores.get(side, {}) for side in ("float", "quantized")]
-        found["scores"] = [
-            {
-                "name": name,
-                "before": _finite(sides[0].get(name)),
-                "after": _finite(sides[1].get(name)),
-            }
-            for name in names
-        ]
-    return found
-
-
-def _finite(number: float | None) -> float | None:
-    return float(number) if number is not None and np.isfinite(number) else None
-
-
-def _measured_on(report: QuantizationReport) -> str:
-    if not report.is_measured:
-        return "nothing: there was no data"
-    count = report.held_out_batches
-    if not count:
-        return "calibration data, which overstates accuracy"
-    return f"{count} held-out calibration batch{'es' * (count != 1)}"
-
-
-def _timed(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Latency and memory as pairs."""
-    found: dict[str, Any] = {
-        name: facts[name] for name in ("threads", "rounds", "inputs", "target")
-    }
-    found["speedup"] = facts.get("speedup")
-    found["latency"] = {
-        "before": facts["latency"].get("float"),
-        "after": facts["latency"]["quantized"],
-    }
-    memory = {side: facts["memory"].get(side) for side in ("float", "quantized")}
-    if memory["quantized"] is not None:
-        totals = {side: sum(one.values()) if one else None for side, one in memory.items()}
-        found["memory"] = {"before": totals["float"], "after": totals["quantized"], "parts": memory}
-    return found
 
 
 def _add_shares(rows: list[Row], ledger: Mapping[str, Any] | None) -> None:
@@ -316,41 +239,3 @@ def _preview(array: Any) -> dict[str, Any]:
         "type": f"{flat.dtype} {list(flat.shape)}",
         "first": flat.reshape(-1)[:PREVIEW].tolist(),
     }
-
-
-def _reproduce(
-    report: QuantizationReport | None,
-    command: str,
-    files: tuple[Any, Any] | None,
-    summary: Mapping[str, Any],
-) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "command": command,
-        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "versions": {name: text for name in PACKAGES if (text := _version(name))},
-    }
-    if report is not None:
-        found["recipe"], found["seconds"] = report.recipe, report.seconds
-    found |= {name: summary[name] for name in ("threads", "target", "inputs") if name in summary}
-    if files is not None:
-        sides = zip(("float", "quantized"), files, strict=True)
-        found["files"] = {side: _file(Path(file)) for side, file in sides if Path(file).is_file()}
-    return found
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return ""
-
-
-def _file(path: Path) -> dict[str, Any]:
-    try:
-        with open(path, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise BitwrightError(f"cannot read {path}: {error.strerror or error}") from None
-    return {"name": path.name, "bytes": file_bytes(path), "sha256": digest}

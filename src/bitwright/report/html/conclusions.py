@@ -17,8 +17,9 @@ MOST_STEPS = 5
 def headline(title: str, summary: Mapping[str, Any]) -> str:
     """What changed, in one sentence."""
     parts = []
-    if size := summary.get("size"):
-        parts.append(_times(size["before"] / max(1, size["after"]), "smaller", "larger"))
+    size = summary.get("size")
+    if size and min(size["before"], size["after"]) > 0:
+        parts.append(_times(size["before"] / size["after"], "smaller", "larger"))
     if summary.get("speedup"):
         parts.append(_times(summary["speedup"], "faster", "slower"))
     scores = [f"{s['name']} {s['before']:.4g} → {s['after']:.4g}" for s in _scored(summary)]
@@ -26,6 +27,8 @@ def headline(title: str, summary: Mapping[str, Any]) -> str:
     if not scores and outputs:
         scores = [f"outputs at {min(outputs):.1f} dB"]
     text = f"{title} is {' and '.join(parts)}" if parts else ""
+    if not parts and (latency := summary.get("latency")):
+        text = f"{title} takes {latency['after']['median_ms']:.3g} ms"
     found = [part for part in (text, *scores[:2]) if part]
     return "; ".join(found or [f"{title}: nothing was measured"]) + "."
 
