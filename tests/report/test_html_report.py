@@ -190,8 +190,12 @@ def test_a_latency_that_cannot_be_measured_is_a_note(tmp_path):
 
 def test_next_steps_name_what_is_unknown():
     steps = conclusions.next_steps(ReportData("m"))
-    assert steps[0]["kind"] == "good"
+    assert {step["kind"] for step in steps} == {"check"}
     assert any("No score was measured" in step["text"] for step in steps)
+    measured = ReportData("m", summary={"output_sqnr_db": {"y": 40.0}})
+    assert conclusions.next_steps(measured)[0]["kind"] == "good"
+    measured.layers = [{"name": "a", "scheme": "float", "multiply_adds": 4, "reason": ""}]
+    assert conclusions.next_steps(measured)[0]["text"] == "No layer is quantized."
 
 
 def test_commands_write_reports(folder, monkeypatch):

@@ -47,7 +47,8 @@ def _scored(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
 def next_steps(data: ReportData) -> list[dict[str, str]]:
     """At most a few steps, the most important first; `kind` is act, check or good."""
     found = [*_accuracy(data), *_speed(data), *_unknown(data)][:MOST_STEPS]
-    if not any(step["kind"] == "act" for step in found):
+    is_measured = bool(_scored(data.summary) or data.summary.get("output_sqnr_db"))
+    if is_measured and not any(step["kind"] == "act" for step in found):
         text = "Nothing stands out: the quantized model is ready for tests on your task."
         found.insert(0, {"kind": "good", "text": text})
     return found
@@ -92,6 +93,9 @@ def _drop(score: Mapping[str, Any]) -> float:
 
 
 def _speed(data: ReportData) -> Iterable[dict[str, str]]:
+    if data.layers and all(row["scheme"] == "float" for row in data.layers):
+        yield _act("No layer is quantized.")
+        return
     speedup = data.summary.get("speedup")
     if speedup is not None and speedup < 1.05:
         yield _act("The quantized model is not faster here. Colour the graph by time to see why.")
@@ -112,7 +116,7 @@ def _unknown(data: ReportData) -> Iterable[dict[str, str]]:
         yield _check(f"{data.notes[0][:1].upper()}{data.notes[0][1:]}.")
     if not data.summary.get("scores"):
         yield _check("No score was measured. Evaluate both models on your task before you ship.")
-    if data.summary.get("speedup") is None:
+    if data.summary.get("latency") is None:
         yield _check("The speed was not measured in this report.")
 
 
