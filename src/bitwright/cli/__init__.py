@@ -13,8 +13,10 @@ from bitwright.cli import model as _model
 from bitwright.cli import quantize as _quantize
 from bitwright.cli import report as _report
 from bitwright.cli import train as _train
+from bitwright.cli import tune_kernels as _tune_kernels
 from bitwright.cli.common import main
 
 # the imports register the commands
-assert all((_bench, _calibrate, _compare, _convert, _explain, _model, _quantize, _report, _train))
+_first = (_bench, _calibrate, _compare, _convert, _explain, _model)
+assert all((*_first, _quantize, _report, _train, _tune_kernels))
 __all__ = ["main"]
