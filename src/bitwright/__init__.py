@@ -41,6 +41,8 @@ if TYPE_CHECKING:  # for type checkers and editors
     from bitwright.report.advice import advise
     from bitwright.report.bench import bench
     from bitwright.report.compare import compare
+    from bitwright.report.html.assemble import write_report
+    from bitwright.report.html.data import ReportData
     from bitwright.report.profile import profile
     from bitwright.train.lora.add import add_lora
     from bitwright.train.lora.file import load_lora, save_lora
@@ -57,12 +59,12 @@ __version__ = "0.1.0"
 __all__ = [
     "SGD", "Adam", "AdamW", "BitwrightError", "Builder", "CastConfiguration", "Executable",
     "Graph", "Hardware", "Lion", "Observer", "QatConfig", "QuantConfig", "QuantParams",
-    "QuantizationSystem", "QuantizedTensor", "Trainer", "Workload", "__version__", "add_lora",
-    "advise", "apply_precision", "bench", "calibrate", "compare", "compile", "convert",
-    "convert_qat", "dtype", "export_onnx", "from_torch", "grad", "hardware", "hvp", "jvp",
-    "load", "load_lora", "load_parameters", "merge_lora", "nn", "parse", "prepare_qat",
+    "QuantizationSystem", "QuantizedTensor", "ReportData", "Trainer", "Workload", "__version__",
+    "add_lora", "advise", "apply_precision", "bench", "calibrate", "compare", "compile",
+    "convert", "convert_qat", "dtype", "export_onnx", "from_torch", "grad", "hardware", "hvp",
+    "jvp", "load", "load_lora", "load_parameters", "merge_lora", "nn", "parse", "prepare_qat",
     "profile", "quant", "quantize", "quantize_tensor", "register_custom", "remove_lora",
-    "save_lora", "to_text", "train", "tune_kernels", "unmerge_lora", "verify",
+    "save_lora", "to_text", "train", "tune_kernels", "unmerge_lora", "verify", "write_report",
 ]  # fmt: skip
 
 _HOME = {
@@ -81,6 +83,7 @@ _HOME = {
     "QuantParams": "bitwright.ir.quant_params",
     "QuantizationSystem": "bitwright.quant.tensor.system",
     "QuantizedTensor": "bitwright.quant.tensor.tensor",
+    "ReportData": "bitwright.report.html.data",
     "SGD": "bitwright.train.optimizers",
     "Trainer": "bitwright.train.trainer",
     "Workload": "bitwright.quant.tensor.workload",
@@ -119,6 +122,7 @@ _HOME = {
     "tune_kernels": "bitwright.tuning.kernel_tuning",
     "unmerge_lora": "bitwright.train.lora.merge",
     "verify": "bitwright.ops.core.check",
+    "write_report": "bitwright.report.html.assemble",
 }
 
 if not TYPE_CHECKING:  # otherwise a type checker would accept any name

@@ -18,6 +18,7 @@ from bitwright.cli import common
 from bitwright.cli.calibrate import subset_option, threads_option
 from bitwright.cli.data import data_options
 from bitwright.cli.export import export_options, options_given
+from bitwright.cli.report import check_report, latency_option, report_option, write_report
 from bitwright.errors import BitwrightError, ExportError
 from bitwright.warn import DataWarning
 
@@ -62,6 +63,8 @@ if TYPE_CHECKING:  # commands import on use, so that --help is quick
     help="Score the float and the quantized model: the function gets a callable "
     "from a dict of arrays to a dict of arrays, and returns a number or a dict of numbers.",
 )
+@report_option
+@latency_option
 @threads_option
 @common.json_option
 def quantize(
@@ -73,6 +76,8 @@ def quantize(
     float_precision: str,
     subset: int | None,
     evaluation: str | None,
+    report_path: str | None,
+    latency: bool,
     threads: int | None,
     as_json: bool,
     **export: str | None,
@@ -89,6 +94,7 @@ def quantize(
     form = options_given(output, export)
     rules = _rules(recipe, form)
     check_output(output)
+    check_report(report_path)
     source = _statistics(statistics, output, data is not None, rules)
     script = Evaluation(evaluation) if evaluation else None
     scores: Scores = {}
@@ -118,6 +124,18 @@ def quantize(
                 scores["quantized"] = _score(script, output, threads)
             except BitwrightError as error:  # the model is finished: print the report first
                 fault = error
+        if report_path is not None:
+            write_report(
+                report_path,
+                result,
+                float_model=graph,
+                data=data,
+                subset=subset,
+                latency=latency,
+                threads=threads,
+                scores=scores,
+                files=(model, output),
+            )
     sizes = file_bytes(Path(model)), file_bytes(Path(output))
     if as_json:
         for note in result.report.notes:
