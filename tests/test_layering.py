@@ -28,6 +28,7 @@ ORDER = (
     ("quant",),
     ("train",),
     ("export",),
+    ("proof",),  # needs the compiler and the exported file
     ("onnx_backend",),
     ("tune",),
     ("report",),

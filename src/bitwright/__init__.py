@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # for type checkers and editors
     from bitwright.ops.core.builder import Builder
     from bitwright.ops.core.check import verify
     from bitwright.passes.precision.apply import apply_precision
+    from bitwright.proof.verification import verify_file
     from bitwright.quant.calibration.calibrate import calibrate
     from bitwright.quant.model.config import QuantConfig
     from bitwright.quant.model.convert import convert
@@ -57,7 +58,7 @@ __all__ = [
     "calibrate", "compare", "compile", "convert", "convert_qat", "dtype", "export_onnx",
     "from_torch", "grad", "hvp", "jvp", "load", "load_lora", "load_parameters", "merge_lora", "nn",
     "parse", "prepare_qat", "profile", "quant", "quantize", "quantize_tensor", "register_custom",
-    "remove_lora", "save_lora", "to_text", "train", "unmerge_lora", "verify",
+    "remove_lora", "save_lora", "to_text", "train", "unmerge_lora", "verify", "verify_file",
 ]  # fmt: skip
 
 _HOME = {
@@ -109,6 +110,7 @@ _HOME = {
     "train": "bitwright",
     "unmerge_lora": "bitwright.train.lora.merge",
     "verify": "bitwright.ops.core.check",
+    "verify_file": "bitwright.proof.verification",
 }
 
 if not TYPE_CHECKING:  # otherwise a type checker would accept any name
