@@ -44,6 +44,7 @@ def test_the_saturating_layer_is_named(weight_type, tmp_path):
         assert result.returncode == 0 and found["is_ok"], found
         return
     assert result.returncode == 1
+    assert found["differences"], found["checks"]
     first = found["differences"][0]
-    assert "large" in first["layer"] and "saturation" in first["reason"], found
+    assert first["weight"] == "large.weight" and "saturation" in first["reason"], found
     assert len(found["differences"]) == 1

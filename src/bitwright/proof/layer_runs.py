@@ -50,9 +50,12 @@ class LayerDifference:
     max_error: float
     largest: float
     reason: str = ""
+    weight: str = ""
+    """The name of its largest constant."""
 
     def __str__(self) -> str:
-        text = f"{self.op} {self.layer!r}: "
+        weight = f" (weight {self.weight!r})" if self.weight else ""
+        text = f"{self.op} {self.layer!r}{weight}: "
         text += "values differ" if self.sqnr_db is None else f"{self.sqnr_db:.1f} dB from bitwright"
         text += f", largest error {self.max_error:.4g} of {self.largest:.4g}"
         return text + (f"; {self.reason}" if self.reason else "")
@@ -141,7 +144,8 @@ class LayerRuns:
             reason = "one side is not finite" if nonfinite else self._reason(model, layer)
             self.differences.append(
                 LayerDifference(
-                    *(layer.name, layer.op, runtime, name, sqnr, near.max_error, largest, reason)
+                    *(layer.name, layer.op, runtime, name, sqnr, near.max_error, largest, reason),
+                    weight=model.largest_constant(layer),
                 )
             )
 

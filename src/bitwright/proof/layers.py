@@ -7,17 +7,22 @@ before it are copied into every layer that reads them, so that no layer has to b
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from bitwright.frontend.onnx import regions
+from bitwright.frontend.onnx.importer import Importer
 from bitwright.frontend.onnx.read import ModelFile
 from bitwright.frontend.onnx.tensor import DATA_TYPES
 from bitwright.ir.arrays import Array
 from bitwright.ir.dtype import dtype
+from bitwright.ir.types import TensorType
 from bitwright.proof.digests import tensor_bytes
 
 COPIED = ("DequantizeLinear", "DynamicQuantizeLinear")
@@ -157,20 +162,59 @@ class LayeredModel:
         index = self._tensors.get(name)
         return 0 if index is None else self.graph.initializer[index].data_type
 
+    def largest_constant(self, layer: CutLayer) -> str:
+        """The name of the largest constant of a layer with more than one axis, or ""."""
+        sizes = {
+            name: math.prod(self.graph.initializer[self._tensors[name]].dims)
+            for name in layer.constants
+            if len(self.graph.initializer[self._tensors[name]].dims) > 1
+        }
+        return max(sizes, key=lambda name: sizes[name], default="")
+
+    @cached_property
+    def _types(self) -> dict[str, ValueInfoProto]:
+        """The types in the file, and those that the importer infers for other values.
+
+        Symbolic sizes stay symbolic, because runtimes fuse less where a size is unknown.
+        """
+        declared = [*self.graph.input, *self.graph.value_info, *self.graph.output]
+        found = {info.name: info for info in declared if info.type.tensor_type.HasField("shape")}
+        plain = ModelProto()
+        plain.CopyFrom(self.file.proto)
+        plain.ClearField("metadata_props")
+        file = replace(self.file, proto=plain)
+        for name, value in Importer(file).graph().values.items():
+            if name not in found and isinstance(value.type, TensorType):
+                sizes = [_size(size) for size in value.shape]
+                element = DATA_TYPES[value.dtype.name]
+                found[name] = helper.make_tensor_value_info(name, element, sizes)
+        return found
+
+    def _declared(self, name: str, array: Array) -> ValueInfoProto:
+        info = self._types.get(name)
+        element = DATA_TYPES[dtype(array.dtype).name]
+        if info is None or info.type.tensor_type.elem_type != element:
+            return _info(name, array)
+        return info
+
     def model(
         self,
         layer: CutLayer,
         feeds: Mapping[str, Array],
         results: Mapping[str, Array] | None = None,
     ) -> ModelProto:
-        """The layer as a model whose inputs have the types and sizes of these arrays."""
-        outputs = [ValueInfoProto(name=name) for name in layer.outputs]
-        if results is not None:
-            outputs = [_info(name, results[name]) for name in layer.outputs]
+        """The layer as a model: with the sizes of these arrays, or, for another runtime that is to
+        return results like these, with the sizes that the file declares."""
+        if results is None:
+            inputs = [_info(name, feeds[name]) for name in layer.inputs]
+            outputs = [ValueInfoProto(name=name) for name in layer.outputs]
+        else:
+            inputs = [self._declared(name, feeds[name]) for name in layer.inputs]
+            outputs = [self._declared(name, results[name]) for name in layer.outputs]
         graph = GraphProto(
             name="layer",
             node=[self.graph.node[i] for i in layer.nodes],
-            input=[_info(name, feeds[name]) for name in layer.inputs],
+            input=inputs,
             output=outputs,
             initializer=[t for t in map(self.tensor, layer.constants) if t is not None],
         )
@@ -182,6 +226,14 @@ class LayeredModel:
             producer_name="bitwright",
             graph=graph,
         )
+
+
+def _size(size: Any) -> int | str | None:
+    """A size for ONNX: a number, the name of a free size, or None."""
+    if isinstance(size, int):
+        return size
+    names = [symbol.name for symbol in getattr(size, "symbols", ())]
+    return names[0] if names == [str(size)] else None
 
 
 def _info(name: str, array: Array) -> ValueInfoProto:
