@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # for type checkers and editors
     from bitwright.quant.tensor.tensor import QuantizedTensor
     from bitwright.report.bench import bench
     from bitwright.report.compare import compare
+    from bitwright.report.differences import diff
     from bitwright.report.profile import profile
     from bitwright.train.lora.add import add_lora
     from bitwright.train.lora.file import load_lora, save_lora
@@ -55,7 +56,7 @@ __all__ = [
     "SGD", "Adam", "AdamW", "BitwrightError", "Builder", "CastConfiguration", "Executable",
     "Graph", "Lion", "Observer", "QatConfig", "QuantConfig", "QuantParams", "QuantizationSystem",
     "QuantizedTensor", "Trainer", "__version__", "add_lora", "apply_precision", "bench",
-    "calibrate", "compare", "compile", "convert", "convert_qat", "dtype", "export_onnx",
+    "calibrate", "compare", "compile", "convert", "convert_qat", "diff", "dtype", "export_onnx",
     "from_torch", "grad", "hvp", "jvp", "load", "load_lora", "load_parameters", "merge_lora", "nn",
     "parse", "prepare_qat", "profile", "quant", "quantize", "quantize_tensor", "register_custom",
     "remove_lora", "save_lora", "to_text", "train", "unmerge_lora", "verify", "verify_file",
@@ -86,6 +87,7 @@ _HOME = {
     "compile": "bitwright.compiler",
     "convert": "bitwright.quant.model.convert",
     "convert_qat": "bitwright.train.qat.convert",
+    "diff": "bitwright.report.differences",
     "dtype": "bitwright.ir",
     "export_onnx": "bitwright.export.onnx",
     "from_torch": "bitwright.frontend.torch",

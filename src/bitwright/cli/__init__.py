@@ -7,6 +7,7 @@ defines the commands of one topic; importing it adds them to the group.
 from bitwright.cli import bench as _bench
 from bitwright.cli import calibrate as _calibrate
 from bitwright.cli import convert as _convert
+from bitwright.cli import diff as _diff
 from bitwright.cli import explain as _explain
 from bitwright.cli import model as _model
 from bitwright.cli import quantize as _quantize
@@ -15,5 +16,5 @@ from bitwright.cli import verify as _verify
 from bitwright.cli.common import main
 
 # the imports register the commands
-assert all((_bench, _calibrate, _convert, _explain, _model, _quantize, _train, _verify))
+assert all((_bench, _calibrate, _convert, _diff, _explain, _model, _quantize, _train, _verify))
 __all__ = ["main"]

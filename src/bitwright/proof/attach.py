@@ -23,6 +23,7 @@ from bitwright.frontend.onnx.read import ModelFile, read_model
 from bitwright.ir.arrays import Array, as_array
 from bitwright.ir.dtype import dtype, string
 from bitwright.ir.graph import Graph
+from bitwright.ops.core.registry import get
 from bitwright.proof import digests
 from bitwright.proof.golden import InputSpec, input_specs
 from bitwright.proof.record import WIDE, GoldenOutput, Proof, append_proof, is_container
@@ -36,7 +37,6 @@ SAMPLES = 512
 FEWEST_SAMPLES = 16
 MOST_STORED = 1 << 18
 """Bytes of the user's own inputs in a file."""
-RANDOM = ("random_uniform", "random_normal", "multinomial", "bernoulli", "dropout")
 STATES = "bitwright.states"
 
 
@@ -95,7 +95,7 @@ def _golden(
     given: Mapping[str, Any] | None,
 ) -> dict[str, Array]:
     """The golden outputs; sets the inputs of the proof, or the reason why there are none."""
-    if any(node.op in RANDOM for _, node in graph.walk()):
+    if not all(get(node.op).deterministic for _, node in graph.walk()):
         proof.without = "the model draws random numbers"
         return {}
     if given is not None:
