@@ -29,6 +29,7 @@ ORDER = (
     ("train",),
     ("export",),
     ("proof",),  # needs the compiler and the exported file
+    ("deploy",),
     ("onnx_backend",),
     ("tune",),
     ("report",),

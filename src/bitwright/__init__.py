@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # for type checkers and editors
     from bitwright.autodiff.forward import hvp, jvp
     from bitwright.autodiff.grad import grad
     from bitwright.compiler import compile
+    from bitwright.deploy.checking import check_file
     from bitwright.errors import BitwrightError
     from bitwright.executable import Executable
     from bitwright.export.onnx import export_onnx
@@ -56,10 +57,11 @@ __all__ = [
     "SGD", "Adam", "AdamW", "BitwrightError", "Builder", "CastConfiguration", "Executable",
     "Graph", "Lion", "Observer", "QatConfig", "QuantConfig", "QuantParams", "QuantizationSystem",
     "QuantizedTensor", "Trainer", "__version__", "add_lora", "apply_precision", "bench",
-    "calibrate", "compare", "compile", "convert", "convert_qat", "diff", "dtype", "export_onnx",
-    "from_torch", "grad", "hvp", "jvp", "load", "load_lora", "load_parameters", "merge_lora", "nn",
-    "parse", "prepare_qat", "profile", "quant", "quantize", "quantize_tensor", "register_custom",
-    "remove_lora", "save_lora", "to_text", "train", "unmerge_lora", "verify", "verify_file",
+    "calibrate", "check_file", "compare", "compile", "convert", "convert_qat", "diff", "dtype",
+    "export_onnx", "from_torch", "grad", "hvp", "jvp", "load", "load_lora", "load_parameters",
+    "merge_lora", "nn", "parse", "prepare_qat", "profile", "quant", "quantize", "quantize_tensor",
+    "register_custom", "remove_lora", "save_lora", "to_text", "train", "unmerge_lora", "verify",
+    "verify_file",
 ]  # fmt: skip
 
 _HOME = {
@@ -83,6 +85,7 @@ _HOME = {
     "apply_precision": "bitwright.passes.precision.apply",
     "bench": "bitwright.report.bench",
     "calibrate": "bitwright.quant.calibration.calibrate",
+    "check_file": "bitwright.deploy.checking",
     "compare": "bitwright.report.compare",
     "compile": "bitwright.compiler",
     "convert": "bitwright.quant.model.convert",

@@ -6,6 +6,7 @@ defines the commands of one topic; importing it adds them to the group.
 
 from bitwright.cli import bench as _bench
 from bitwright.cli import calibrate as _calibrate
+from bitwright.cli import check as _check
 from bitwright.cli import convert as _convert
 from bitwright.cli import diff as _diff
 from bitwright.cli import explain as _explain
@@ -16,5 +17,6 @@ from bitwright.cli import verify as _verify
 from bitwright.cli.common import main
 
 # the imports register the commands
-assert all((_bench, _calibrate, _convert, _diff, _explain, _model, _quantize, _train, _verify))
+_commands = (_bench, _calibrate, _check, _convert, _diff, _explain, _model, _quantize)
+assert all((*_commands, _train, _verify))
 __all__ = ["main"]
