@@ -9,6 +9,7 @@ in float.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -393,10 +394,6 @@ def product_weight(view: GraphView, node: NodeProto) -> tuple[str, bool] | None:
         if dequantize is None:
             return None
         name = dequantize.input[0]
-    elif (
-        "matmul" not in node.op_type.lower()
-        and "Conv" not in node.op_type
-        and node.op_type != "QGemm"
-    ):
+    elif not re.search("matmul|conv|gemm", node.op_type.lower()):
         return None
     return (name, bool(attribute(node, "transB", 0))) if view.is_constant(name) else None

@@ -59,12 +59,27 @@ class OpenVinoRules:
         if op == "MatMulNBits":
             why = "float activations; the weight stays compressed"
             return Verdict(title, op, "fallback", "", why)
+        if op in ("Add", "Mul") and self._fails_to_compile(node):
+            why = "OpenVINO fails to compile an op of a quantized product and a quantized constant"
+            return Verdict(title, op, "rejected", "", why, "store the constant quantized")
         if op not in PRODUCTS or not any(map(view.dequantized, node.input)):
             return None
         why, fix = self._why_float(node)
         if why:
             return Verdict(title, op, "fallback", "", why, fix)
         return self._safe(node, Verdict(title, op, "fused", "int8"))
+
+    def _fails_to_compile(self, node: NodeProto) -> bool:
+        """Whether one operand is a product, and the other a constant that a node quantizes."""
+        sources = []
+        for dequantize in map(self.view.dequantized, node.input):
+            quantize = None if dequantize is None else self.view.producer(dequantize.input[0])
+            if quantize is None or quantize.op_type != "QuantizeLinear":
+                return False
+            maker = self.view.producer(quantize.input[0])
+            is_constant = self.view.is_constant(quantize.input[0])
+            sources.append("constant" if is_constant else maker.op_type if maker else "")
+        return "constant" in sources and any(source in PRODUCTS for source in sources)
 
     def _why_float(self, node: NodeProto) -> tuple[str, str]:
         """Why a product is not computed in 8 bits, and what helps."""

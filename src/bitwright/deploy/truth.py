@@ -26,6 +26,7 @@ PACKAGES = {"onnxruntime-cpu": "onnxruntime", "openvino": "openvino"}
 FOLLOWED = 5
 """Nodes after a product whose results are looked up."""
 UNKNOWN = "not found"
+OPERATORS = ("", "ai.onnx", "com.microsoft")
 
 
 @dataclass
@@ -95,6 +96,8 @@ class OnnxRuntimeKernels:
                 self._by_constant.setdefault(name, set()).add(node.op_type)
 
     def kernel(self, view: GraphView, node: NodeProto) -> str:
+        if node.domain not in OPERATORS:  # a function, which was inlined
+            return self._reader(node)
         if node.name and node.name in self._by_name:
             return self._by_name[node.name]
         merged = (op for name, op in self._by_name.items() if name.startswith(f"{node.name}/"))
@@ -103,6 +106,10 @@ class OnnxRuntimeKernels:
         for name in results_after(view, node):
             if name in self._by_output:
                 return self._by_output[name]
+        return self._reader(node)
+
+    def _reader(self, node: NodeProto) -> str:
+        """The integer kernel that reads an operand of a node."""
         readers = {op for name in node.input for op in self._by_constant.get(name, ())}
         return next((op for op in sorted(readers) if op in INTEGER), UNKNOWN)
 
@@ -133,7 +140,8 @@ class OpenVinoKernels:
                 self._by_layer.setdefault(name, primitive)
 
     def kernel(self, view: GraphView, node: NodeProto) -> str:
-        for name in (*results_after(view, node), node.name):
+        first, *rest = results_after(view, node)
+        for name in (first, node.name, *rest):
             for layer in (name, f"{name}/WithoutBiases"):
                 if layer in self._by_layer:
                     return self._by_layer[layer]
