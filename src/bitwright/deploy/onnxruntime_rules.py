@@ -16,7 +16,16 @@ from dataclasses import dataclass, field
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from bitwright.deploy.view import DEQUANTIZE, I8, QUANTIZE, U8, GraphView, Verdict, attribute
+from bitwright.deploy.view import (
+    DEQUANTIZE,
+    I8,
+    QUANTIZE,
+    U8,
+    GraphView,
+    Verdict,
+    attribute,
+    why_type_is_refused,
+)
 from bitwright.proof.saturation import PairBound, as_matrix, pair_bound
 
 NARROW = {
@@ -39,6 +48,7 @@ INTEGER = (
 """Kernels that compute with quantized values."""
 SIGNED = "signed activations with several readers have no integer kernel on x86"
 SATURATION = "u8 * s8 saturates on x86 without VNNI: {bound}"
+DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft")
 UNSIGNED_FIX = "store the weight as u8 with zero point 128 (--fix)"
 
 
@@ -68,6 +78,12 @@ class OnnxRuntimeRules:
     def verdict(self, node: NodeProto) -> Verdict | None:
         """The prediction for a node; None if it has nothing to do with quantization."""
         view, title = self.view, self.view.title(node)
+        if why := why_type_is_refused(view, node):
+            return Verdict(title, node.op_type, "rejected", "", why, "use another weight format")
+        functions = {(f.domain, f.name) for f in view.proto.functions}
+        if node.domain not in DOMAINS and (node.domain, node.op_type) not in functions:
+            why = f"ONNX Runtime has no op {node.domain}.{node.op_type}"
+            return Verdict(title, node.op_type, "rejected", "", why)
         if node.op_type in INTEGER:
             return self._safe(node, Verdict(title, node.op_type, "fused", node.op_type))
         if inside := self._integer_ops(node):
@@ -155,7 +171,12 @@ class OnnxRuntimeRules:
             if given is None or given.ndim:
                 return False
             zero = int(given)
-        limits = {U8: (0, 255), I8: (-128, 127), WIDE[0]: (-32768, 32767), WIDE[1]: (0, 65535)}
+        limits: dict[int, tuple[int, int]] = {
+            U8: (0, 255),
+            I8: (-128, 127),
+            WIDE[0]: (-32768, 32767),
+            WIDE[1]: (0, 65535),
+        }
         if element not in limits:
             return False
         low, high = limits[element]

@@ -19,7 +19,7 @@ from bitwright.deploy.onnxruntime_rules import (
     OnnxRuntimeRules,
     product_weight,
 )
-from bitwright.deploy.view import I8, U8, GraphView, Verdict
+from bitwright.deploy.view import I8, U8, GraphView, Verdict, why_type_is_refused
 from bitwright.proof.saturation import as_matrix, pair_bound
 
 REJECTED = ("QGemm", "QAttention", "QLinearGlobalAveragePool")
@@ -48,6 +48,8 @@ class OpenVinoRules:
                 *(title, op, "rejected", "", f"OpenVINO has no op {node.domain}.{op}"),
                 'export with functions="inline"' if node.domain == "bitwright" else "",
             )
+        if why := why_type_is_refused(view, node):
+            return Verdict(title, op, "rejected", "", why, "use another weight format")
         if op in REJECTED:
             return Verdict(title, op, "rejected", "", f"OpenVINO has no op com.microsoft.{op}")
         if op == "QLinearSoftmax" and view.shape(node.input[0]) is None:

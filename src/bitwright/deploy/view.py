@@ -68,7 +68,8 @@ class GraphView:
     def tensor(self, name: str) -> TensorProto | None:
         """The initializer or Constant of this name; large raw data may be missing."""
         if name in self._index:
-            return self.graph.initializer[self._index[name]]
+            found: TensorProto = self.graph.initializer[self._index[name]]
+            return found
         node = self._made.get(name)
         if node is not None and node.op_type == "Constant":
             return next((a.t for a in node.attribute if a.name == "value"), None)
@@ -97,7 +98,7 @@ class GraphView:
             return U8 if name == node.output[0] or name == node.output[2] else TensorProto.FLOAT
         for info in (*self.graph.input, *self.graph.value_info, *self.graph.output):
             if info.name == name:
-                return info.type.tensor_type.elem_type
+                return int(info.type.tensor_type.elem_type)
         return 0
 
     @cached_property
@@ -130,6 +131,23 @@ class GraphView:
 
     def title(self, node: NodeProto) -> str:
         return node.name or (node.output[0] if node.output else node.op_type)
+
+
+REFUSED = tuple(
+    getattr(TensorProto, name)
+    for name in ("FLOAT8E8M0", "FLOAT4E2M1")
+    if hasattr(TensorProto, name)
+)
+"""Element types that neither ONNX Runtime 1.31 nor OpenVINO 2026.4 dequantizes."""
+
+
+def why_type_is_refused(view: GraphView, node: NodeProto) -> str:
+    """Why a dequantization is not loaded by either runtime; empty if it is."""
+    if node.op_type != DEQUANTIZE:
+        return ""
+    types = {view.element(name) for name in node.input if name}
+    names = [TensorProto.DataType.Name(kind) for kind in sorted(types & set(REFUSED))]
+    return f"{names[0]} cannot be dequantized" if names else ""
 
 
 def attribute(node: NodeProto, name: str, default: Any = None) -> Any:

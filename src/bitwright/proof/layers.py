@@ -150,7 +150,7 @@ class LayeredModel:
         index = self._tensors.get(name)
         if index is None:
             return None
-        given = self.graph.initializer[index]
+        given: TensorProto = self.graph.initializer[index]
         if index not in self.file.weights and given.data_location == TensorProto.DEFAULT:
             return given
         made = TensorProto(name=given.name, data_type=given.data_type, dims=given.dims)

@@ -105,23 +105,17 @@ def _checked(given: Mapping[str, Any]) -> Proof:
     fields = dict(given)
     if fields.pop("version") != VERSION:
         raise ValueError(f"version {given['version']} is not {VERSION}")
+    inputs: Any = fields.pop("inputs", [])
+    outputs: Any = fields.pop("outputs", {})
     proof = Proof(**fields)
     proof.inputs = [
-        InputSpec(
-            str(s["name"]),
-            _dtype(s["dtype"]),
-            _shape(s["shape"]),
-            float(s["low"]),
-            float(s["high"]),
-        )
-        for s in proof.inputs  # type: ignore[index]
+        InputSpec(str(s["name"]), _dtype(s["dtype"]), _shape(s["shape"]), s["low"], s["high"])
+        for s in inputs
     ]
-    proof.outputs = {
-        str(name): GoldenOutput(
-            _dtype(o["dtype"]), _shape(o["shape"]), str(o["digest"]), str(o["samples"])
-        )
-        for name, o in proof.outputs.items()  # type: ignore[index]
-    }
+    for name, o in outputs.items():
+        digest, samples = str(o["digest"]), str(o["samples"])
+        golden = GoldenOutput(_dtype(o["dtype"]), _shape(o["shape"]), digest, samples)
+        proof.outputs[str(name)] = golden
     proof.layers = [(str(n), str(s), None if d is None else float(d)) for n, s, d in proof.layers]
     texts = (proof.digests, proof.structure, proof.without, *proof.arrays.values())
     if not all(isinstance(text, str) for text in texts) or not isinstance(proof.seed, int):
@@ -130,6 +124,8 @@ def _checked(given: Mapping[str, Any]) -> Proof:
         raise ValueError("the provenance is no table")
     for output in proof.outputs.values():
         output.sampled()
+    if not all(np.isfinite([spec.low, spec.high]).all() for spec in proof.inputs):
+        raise ValueError("a range is not finite")
     proof.golden_inputs()
     return proof
 

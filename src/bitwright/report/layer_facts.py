@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -56,11 +55,14 @@ class LayerFacts:
         self.name, self.node = name, node
         is_table = node.op == "gather"
         self.op = "embedding" if is_table else node.op
-        self._weight: Any = node.inputs[0 if is_table else 1]
+        weight = node.inputs[0 if is_table else 1]
+        assert weight is not None  # `layers_of` takes no others
+        self._weight = weight
         self.activation = None if is_table else _activation(node)
         self.quantization = _constant_quantization(self._weight)
         if self.quantization is None and node.op == "dequant_matmul":
-            self.quantization = _from_operands(*node.inputs[1:4])
+            q, scale, zero = (*node.inputs[1:4], None)[:3]
+            self.quantization = _from_operands(q, scale, zero)
         self.qvalues = _narrow_constant(self._weight)
 
     @property
