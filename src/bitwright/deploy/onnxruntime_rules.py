@@ -49,6 +49,7 @@ INTEGER = (
 SIGNED = "signed activations with several readers have no integer kernel on x86"
 SATURATION = "u8 * s8 saturates on x86 without VNNI: {bound}"
 DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft")
+FUNCTION_FIX = 'export with weight_type="u8"'
 UNSIGNED_FIX = "store the weight as u8 with zero point 128 (--fix)"
 
 
@@ -171,12 +172,8 @@ class OnnxRuntimeRules:
             if given is None or given.ndim:
                 return False
             zero = int(given)
-        limits: dict[int, tuple[int, int]] = {
-            U8: (0, 255),
-            I8: (-128, 127),
-            WIDE[0]: (-32768, 32767),
-            WIDE[1]: (0, 65535),
-        }
+        limits: dict[int, tuple[int, int]] = {U8: (0, 255), I8: (-128, 127)}
+        limits |= {WIDE[0]: (-32768, 32767), WIDE[1]: (0, 65535)}
         if element not in limits:
             return False
         low, high = limits[element]
@@ -385,7 +382,7 @@ class OnnxRuntimeRules:
             "unsafe",
             verdict.kernel,
             SATURATION.format(bound=bound),
-            UNSIGNED_FIX,
+            UNSIGNED_FIX if node.domain in DOMAINS else FUNCTION_FIX,
         )
 
     def saturation(self, node: NodeProto) -> PairBound | None:
