@@ -31,7 +31,7 @@ ORDER = (
     ("proof",),  # needs the compiler and the exported file
     ("deploy",),
     ("onnx_backend",),
-    ("tune",),
+    ("tuning",),
     ("report",),
     ("demo",),
     ("__init__",),  # the public names: `bitwright` itself

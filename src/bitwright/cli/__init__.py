@@ -13,10 +13,11 @@ from bitwright.cli import explain as _explain
 from bitwright.cli import model as _model
 from bitwright.cli import quantize as _quantize
 from bitwright.cli import train as _train
+from bitwright.cli import tune_kernels as _tune_kernels
 from bitwright.cli import verify as _verify
 from bitwright.cli.common import main
 
 # the imports register the commands
 _commands = (_bench, _calibrate, _check, _convert, _diff, _explain, _model, _quantize)
-assert all((*_commands, _train, _verify))
+assert all((*_commands, _train, _tune_kernels, _verify))
 __all__ = ["main"]
