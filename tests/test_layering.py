@@ -29,6 +29,8 @@ ORDER = (
     ("quant",),
     ("train",),
     ("export",),
+    ("proof",),  # needs the compiler and the exported file
+    ("deploy",),
     ("onnx_backend",),
     ("tuning",),
     ("report",),

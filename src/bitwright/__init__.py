@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # for type checkers and editors
     from bitwright.autodiff.forward import hvp, jvp
     from bitwright.autodiff.grad import grad
     from bitwright.compiler import compile
+    from bitwright.deploy.checking import check_file
     from bitwright.errors import BitwrightError
     from bitwright.executable import Executable
     from bitwright.export.onnx import export_onnx
@@ -29,6 +30,7 @@ if TYPE_CHECKING:  # for type checkers and editors
     from bitwright.ops.core.builder import Builder
     from bitwright.ops.core.check import verify
     from bitwright.passes.precision.apply import apply_precision
+    from bitwright.proof.verification import verify_file
     from bitwright.quant.calibration.calibrate import calibrate
     from bitwright.quant.model.config import QuantConfig
     from bitwright.quant.model.convert import convert
@@ -41,6 +43,7 @@ if TYPE_CHECKING:  # for type checkers and editors
     from bitwright.report.advice import advise
     from bitwright.report.bench import bench
     from bitwright.report.compare import compare
+    from bitwright.report.differences import diff
     from bitwright.report.html.assemble import write_report
     from bitwright.report.html.data import ReportData
     from bitwright.report.profile import profile
@@ -60,11 +63,12 @@ __all__ = [
     "SGD", "Adam", "AdamW", "BitwrightError", "Builder", "CastConfiguration", "Executable",
     "Graph", "Hardware", "Lion", "Observer", "QatConfig", "QuantConfig", "QuantParams",
     "QuantizationSystem", "QuantizedTensor", "ReportData", "Trainer", "Workload", "__version__",
-    "add_lora", "advise", "apply_precision", "bench", "calibrate", "compare", "compile",
-    "convert", "convert_qat", "dtype", "export_onnx", "from_torch", "grad", "hardware", "hvp",
-    "jvp", "load", "load_lora", "load_parameters", "merge_lora", "nn", "parse", "prepare_qat",
-    "profile", "quant", "quantize", "quantize_tensor", "register_custom", "remove_lora",
-    "save_lora", "to_text", "train", "tune_kernels", "unmerge_lora", "verify", "write_report",
+    "add_lora", "advise", "apply_precision", "bench", "calibrate", "check_file", "compare",
+    "compile", "convert", "convert_qat", "diff", "dtype", "export_onnx", "from_torch", "grad",
+    "hardware", "hvp", "jvp", "load", "load_lora", "load_parameters", "merge_lora", "nn",
+    "parse", "prepare_qat", "profile", "quant", "quantize", "quantize_tensor",
+    "register_custom", "remove_lora", "save_lora", "to_text", "train", "tune_kernels",
+    "unmerge_lora", "verify", "verify_file", "write_report",
 ]  # fmt: skip
 
 _HOME = {
@@ -92,10 +96,12 @@ _HOME = {
     "apply_precision": "bitwright.passes.precision.apply",
     "bench": "bitwright.report.bench",
     "calibrate": "bitwright.quant.calibration.calibrate",
+    "check_file": "bitwright.deploy.checking",
     "compare": "bitwright.report.compare",
     "compile": "bitwright.compiler",
     "convert": "bitwright.quant.model.convert",
     "convert_qat": "bitwright.train.qat.convert",
+    "diff": "bitwright.report.differences",
     "dtype": "bitwright.ir",
     "export_onnx": "bitwright.export.onnx",
     "from_torch": "bitwright.frontend.torch",
@@ -122,6 +128,7 @@ _HOME = {
     "tune_kernels": "bitwright.tuning.kernel_tuning",
     "unmerge_lora": "bitwright.train.lora.merge",
     "verify": "bitwright.ops.core.check",
+    "verify_file": "bitwright.proof.verification",
     "write_report": "bitwright.report.html.assemble",
 }
 

@@ -6,8 +6,10 @@ defines the commands of one topic; importing it adds them to the group.
 
 from bitwright.cli import bench as _bench
 from bitwright.cli import calibrate as _calibrate
+from bitwright.cli import check as _check
 from bitwright.cli import compare as _compare
 from bitwright.cli import convert as _convert
+from bitwright.cli import diff as _diff
 from bitwright.cli import explain as _explain
 from bitwright.cli import hardware as _hardware
 from bitwright.cli import model as _model
@@ -15,6 +17,7 @@ from bitwright.cli import quantize as _quantize
 from bitwright.cli import report as _report
 from bitwright.cli import train as _train
 from bitwright.cli import tune_kernels as _tune_kernels
+from bitwright.cli import verify as _verify
 from bitwright.cli.common import main
 
 # the imports register the commands
@@ -22,8 +25,10 @@ assert all(
     (
         _bench,
         _calibrate,
+        _check,
         _compare,
         _convert,
+        _diff,
         _explain,
         _hardware,
         _model,
@@ -31,6 +36,7 @@ assert all(
         _report,
         _train,
         _tune_kernels,
+        _verify,
     )
 )
 __all__ = ["main"]

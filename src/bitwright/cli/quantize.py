@@ -55,6 +55,12 @@ if TYPE_CHECKING:  # commands import on use, so that --help is quick
     help="Precision of float layers: f32, bf16, f16 or a policy.",
 )
 @export_options
+@click.option("--no-proof", is_flag=True, help="Leave golden data and digests out of the file.")
+@click.option(
+    "--proof-data",
+    type=click.Path(),
+    help="Store the inputs of this .npz or .npy in the file instead of synthetic golden inputs.",
+)
 @subset_option
 @click.option(
     "--eval",
@@ -74,6 +80,8 @@ def quantize(
     output: str,
     recipe: str,
     float_precision: str,
+    no_proof: bool,
+    proof_data: str | None,
     subset: int | None,
     evaluation: str | None,
     report_path: str | None,
@@ -90,8 +98,10 @@ def quantize(
     from bitwright.quant.data.batches import Batches
     from bitwright.report.compare import file_bytes
     from bitwright.report.evaluate import Evaluation
+    from bitwright.report.feeds import read_inputs
 
     form = options_given(output, export)
+    options: dict[str, Any] = dict(form)
     rules = _rules(recipe, form)
     check_output(output)
     check_report(report_path)
@@ -104,6 +114,7 @@ def quantize(
     ):
         warnings.simplefilter("ignore", DataWarning)  # the report has them
         graph = common.working(f"reading {Path(model).name}")(load_beside)(model, output)
+        proof = read_inputs(proof_data, graph) if proof_data else not no_proof
         if data is not None:
             Batches(data, graph)  # raises for bad data before a long evaluation
         if script:
@@ -117,7 +128,7 @@ def quantize(
             threads=threads,
             float_precision=float_precision,
         )
-        result.save(output, **form)
+        result.save(output, proof=proof, **options)
         fault = None
         if script:
             try:

@@ -14,11 +14,12 @@ stages.
 
 from __future__ import annotations
 
+import importlib
 import time
 import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from bitwright.quant.calibration.ranges import Ranges
 from bitwright.quant.calibration.run import CalibrationRun
 from bitwright.quant.calibration.stats_file import StatsFile
 from bitwright.quant.data.batches import Batches, Transform
+from bitwright.quant.data.extents import InputExtent, input_extents
 from bitwright.quant.data.traced import with_graph
 from bitwright.quant.model import stages
 from bitwright.quant.model.config import QuantConfig, as_recipe
@@ -43,6 +45,8 @@ from bitwright.warn import DataWarning
 
 WIDE = 4096
 """Products with more terms than this round their weights on all threads."""
+PROVER = "bitwright.proof.attach:attach_proof"
+"""Adds the proof to a saved file; imported on first use."""
 _POLICIES = {"bf16": "mixed_bf16", "f16": "mixed"}
 """Policies by float precision."""
 
@@ -55,12 +59,25 @@ class Quantized:
     report: QuantizationReport
     consumer: str = "any"
     """The runtime that will run the file, unless `save` names another."""
+    inputs: Mapping[str, InputExtent] = field(default_factory=dict)
+    """Sizes and ranges of the inputs in the calibration data."""
 
-    def save(self, path: str | Path, **options: Any) -> None:
-        """Write the model (.onnx or .bw); the options are those of `bw.export_onnx`."""
+    def save(
+        self, path: str | Path, *, proof: bool | Mapping[str, Any] = True, **options: Any
+    ) -> None:
+        """Write the model (.onnx or .bw); the options are those of `bw.export_onnx`.
+
+        The file gets digests of its weights and synthetic golden inputs with their outputs, which
+        `bw.verify_file` reruns. `proof=False` leaves them out; a batch of inputs is stored instead
+        of synthetic ones.
+        """
         if Path(path).suffix == ".onnx":
             options = {"consumer": self.consumer} | options
         self.graph.save(path, **options)
+        if proof is not False and Path(path).suffix in (".onnx", ".bw"):
+            module, function = PROVER.split(":")
+            attach = getattr(importlib.import_module(module), function)
+            attach(path, self.report, self.inputs, proof, options.get("consumer", ""))
 
     def __repr__(self) -> str:
         return f"<quantized {self.graph.name!r}: {self.report.summary()}>"
@@ -129,7 +146,8 @@ def quantize(
         for note in report.notes:
             warnings.warn(note, DataWarning, stacklevel=2)
     report.seconds = time.perf_counter() - begin
-    return Quantized(state.quantized, report, state.rules.consumer)
+    extents = {} if state.calibration is None else input_extents(state.calibration.checked)
+    return Quantized(state.quantized, report, state.rules.consumer, extents)
 
 
 def _has_data(rules: Recipe, data: Any, file: StatsFile | None, ranges: Ranges | None) -> bool:
