@@ -26,6 +26,7 @@ ORDER = (
     ("compiler",),  # the pipeline with a memory
     ("nn",),
     ("quant",),
+    ("drift",),
     ("train",),
     ("export",),
     ("onnx_backend",),

@@ -1,0 +1,142 @@
+"""What calibration saw at the quantized inputs, stored in the metadata of a quantized model.
+
+For each quantization point with quantized activations
+
+    low, high    the range of the calibration data, after smoothing
+    clipped      the fraction of values outside of the quantized range (of low ... high for a
+                 dynamic range), on rows that the range does not depend on if there are any
+    outer        the fractions beyond 1/2, 1/4, 1/8 and 1/16 of the range
+
+A monitor compares these figures with the data of a served model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bitwright.ir.arrays import Array
+from bitwright.ir.graph import Graph
+from bitwright.quant.calibration.stats import CalibrationStats
+from bitwright.quant.model.assign import Choice
+from bitwright.quant.model.weights.choose import ActivationQuant
+from bitwright.quant.model.weights.nearest import LEVELS
+
+if TYPE_CHECKING:
+    from bitwright.quant.model.stages import QuantizationState
+
+CALIBRATED = "onnx.meta.bitwright.calibrated"
+"""The key in `Graph.meta`."""
+FORMAT = 1
+OCTAVES = 4
+"""Fractions in `outer`: beyond 1/2, 1/4, ... of the range."""
+
+
+@dataclass(frozen=True)
+class CalibratedRange:
+    """What calibration saw at one quantized input."""
+
+    layers: dict[str, str]
+    """Readable names of the products that read it, by path."""
+    scheme: str
+    low: float
+    high: float
+    clipped: float | None = None
+    """None if no rows of data were kept."""
+    outer: list[float] = field(default_factory=list)
+
+
+def with_calibrated_ranges(graph: Graph, state: QuantizationState) -> Graph:
+    """The quantized graph with the figures in its metadata."""
+    names = state.names
+    found = [
+        made
+        for choice in state.choices
+        if (made := _calibrated(choice, state.stats.get(choice.point.name), names.readable))
+    ]
+    if not found:
+        return graph
+    text = json.dumps({"format": FORMAT, "ranges": [asdict(one) for one in found]})
+    return graph.with_(meta={**graph.meta, CALIBRATED: text})
+
+
+def read_calibrated_ranges(meta: Mapping[str, str]) -> list[CalibratedRange]:
+    """The figures in a graph's metadata; none if they are missing or damaged."""
+    try:
+        record = json.loads(meta.get(CALIBRATED, "{}"))
+        if record.get("format") != FORMAT:
+            return []
+        return [_checked(row) for row in record["ranges"]]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return []
+
+
+def _checked(row: Mapping[str, Any]) -> CalibratedRange:
+    layers = {str(path): str(name) for path, name in row["layers"].items()}
+    clipped = None if row["clipped"] is None else float(row["clipped"])
+    outer = [float(number) for number in row["outer"]]
+    figures = [*(float(row[key]) for key in ("low", "high")), *outer]
+    if not np.isfinite([*figures, clipped or 0.0]).all() or len(outer) not in (0, OCTAVES):
+        raise ValueError("a figure is not finite")
+    return CalibratedRange(layers, str(row["scheme"]), *figures[:2], clipped, outer)
+
+
+def _calibrated(
+    choice: Choice, stats: CalibrationStats | None, readable: Any
+) -> CalibratedRange | None:
+    activation = choice.activation
+    if activation is None or choice.scheme in ("float", "weight_only"):
+        return None
+    layers = {product.name: readable(product.name) for product in choice.point.products}
+    if stats is None:
+        if activation.range is None:
+            return None
+        low, high = _quantized_range(activation)
+        return CalibratedRange(layers, choice.scheme, low, high)
+    low, high = _ends(stats.every.low, stats.every.high, activation)
+    bounds = (low, high) if activation.range is None else _quantized_range(activation, 0.5)
+    rows = list(_rows(stats, activation))
+    some = max(map(abs, _ends(stats.some.low, stats.some.high, activation)))
+    shrunk = some / (max(abs(low), abs(high)) or 1.0)  # the range of the even batches alone
+    clipped = max(_beyond(rows, bounds, 1.0), _beyond(rows, bounds, min(shrunk, 1.0)))
+    outer = [_beyond(rows, bounds, 0.5**k) for k in range(1, OCTAVES + 1)]
+    return CalibratedRange(layers, choice.scheme, low, high, clipped, outer)
+
+
+def _ends(low: Array, high: Array, activation: ActivationQuant) -> tuple[float, float]:
+    """The range of the smoothed channels."""
+    factors = 1.0 if activation.factors is None else activation.inverse
+    return float((low * factors).min()), float((high * factors).max())
+
+
+def _quantized_range(activation: ActivationQuant, margin: float = 0.0) -> tuple[float, float]:
+    """The real numbers that the quantized values stand for; `margin` in steps on each side."""
+    assert activation.range is not None
+    scale, zero_point = activation.range
+    first, last = -zero_point - margin, LEVELS - zero_point + margin
+    return float(scale) * first, float(scale) * last
+
+
+def _rows(stats: CalibrationStats, activation: ActivationQuant) -> Iterable[Array]:
+    """Sampled rows of the products, smoothed."""
+    seen: set[int] = set()
+    for product in stats.point.distinct:
+        sample = stats.sample(product)
+        if id(sample) not in seen:
+            seen.add(id(sample))
+            rows = sample.scored
+            if activation.factors is not None:
+                rows = rows / product.spread(activation.factors)
+            yield rows
+
+
+def _beyond(rows: list[Array], bounds: tuple[float, float], part: float) -> float:
+    """The fraction of values outside of a part of the range."""
+    low, high = (bound * part for bound in bounds)
+    count = sum(x.size for x in rows)
+    outside = sum(int(np.count_nonzero((x < low) | (x > high))) for x in rows)
+    return outside / count if count else 0.0
