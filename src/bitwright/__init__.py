@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # for type checkers and editors
     from bitwright.autodiff.forward import hvp, jvp
     from bitwright.autodiff.grad import grad
     from bitwright.compiler import compile
+    from bitwright.drift.recalibration import recalibrate
     from bitwright.errors import BitwrightError
     from bitwright.executable import Executable
     from bitwright.export.onnx import export_onnx
@@ -56,8 +57,8 @@ __all__ = [
     "QuantizedTensor", "Trainer", "__version__", "add_lora", "apply_precision", "bench",
     "calibrate", "compare", "compile", "convert", "convert_qat", "dtype", "export_onnx",
     "from_torch", "grad", "hvp", "jvp", "load", "load_lora", "load_parameters", "merge_lora", "nn",
-    "parse", "prepare_qat", "profile", "quant", "quantize", "quantize_tensor", "register_custom",
-    "remove_lora", "save_lora", "to_text", "train", "unmerge_lora", "verify",
+    "parse", "prepare_qat", "profile", "quant", "quantize", "quantize_tensor", "recalibrate",
+    "register_custom", "remove_lora", "save_lora", "to_text", "train", "unmerge_lora", "verify",
 ]  # fmt: skip
 
 _HOME = {
@@ -102,6 +103,7 @@ _HOME = {
     "quant": "bitwright",
     "quantize": "bitwright.quant.model.quantize",
     "quantize_tensor": "bitwright.quant.tensor.observer",
+    "recalibrate": "bitwright.drift.recalibration",
     "register_custom": "bitwright.ops.control.custom",
     "remove_lora": "bitwright.train.lora.merge",
     "save_lora": "bitwright.train.lora.file",

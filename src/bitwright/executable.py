@@ -108,8 +108,9 @@ class Executable:
     def monitor(self, **options: Any) -> Any:
         """A `drift.monitor.Monitor` that observes some of the runs and says when data drifts.
 
-        Every 100th run is observed by default: `every=N` observes every Nth, `fraction=p` (with
-        `seed`) each run with probability p. Further options: `on_alarm`, a function that gets
+        `every=N` observes every Nth run, `fraction=p` (with `seed`) each run with probability p.
+        Without both, runs are observed so often that counting takes `budget` (0.01) of the time
+        of all runs. Further options: `on_alarm`, a function that gets
         each alarm; `level`, the probability that any false alarm is ever raised (0.01);
         `tolerance`, the additional clipped fraction that is allowed (0.001); `load`, a file that
         `save` wrote.

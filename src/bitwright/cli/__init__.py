@@ -7,6 +7,7 @@ defines the commands of one topic; importing it adds them to the group.
 from bitwright.cli import bench as _bench
 from bitwright.cli import calibrate as _calibrate
 from bitwright.cli import convert as _convert
+from bitwright.cli import drift as _drift
 from bitwright.cli import explain as _explain
 from bitwright.cli import model as _model
 from bitwright.cli import quantize as _quantize
@@ -14,5 +15,5 @@ from bitwright.cli import train as _train
 from bitwright.cli.common import main
 
 # the imports register the commands
-assert all((_bench, _calibrate, _convert, _explain, _model, _quantize, _train))
+assert all((_bench, _calibrate, _convert, _drift, _explain, _model, _quantize, _train))
 __all__ = ["main"]

@@ -87,7 +87,7 @@ def quantize(
     from bitwright.report.evaluate import Evaluation
 
     form = options_given(output, export)
-    rules = _rules(recipe, form)
+    rules = rules_of(recipe, form)
     check_output(output)
     source = _statistics(statistics, output, data is not None, rules)
     script = Evaluation(evaluation) if evaluation else None
@@ -203,7 +203,7 @@ def _show_scores(before: dict[str, float], after: dict[str, float]) -> None:
     common.show_table("", ("score", "float", "quantized", "change"), rows)
 
 
-def _rules(recipe: str, form: Mapping[str, str]) -> Recipe:
+def rules_of(recipe: str, form: Mapping[str, str]) -> Recipe:
     """The recipe with the export options that affect quantization."""
     from bitwright.quant.model.recipe import recipe as find_recipe
     from bitwright.quant.model.recipe import without_zero_points

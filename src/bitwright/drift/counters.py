@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from bitwright.drift.evidence import Evidence
+from bitwright.drift.sequential_tests import SequentialTests
 from bitwright.drift.tensors import WatchedTensor
 from bitwright.errors import BitwrightError, ParseError
 from bitwright.ir.arrays import Array
@@ -103,7 +103,7 @@ class Window:
 
 
 class Counters:
-    """Counters and evidence of one monitor."""
+    """Counters and tests of one monitor."""
 
     def __init__(self, tensors: Sequence[WatchedTensor], tolerance: float, level: float) -> None:
         self.tensors = list(tensors)
@@ -112,7 +112,7 @@ class Counters:
         self._owner = np.array([test.tensor for test in self.tests], np.int64)
         self._parts = np.array([test.part for test in self.tests], np.int64)
         means = [test.mean for test in self.tests]
-        self.evidence = Evidence(means, [test.kind != "unused" for test in self.tests])
+        self.wealths = SequentialTests(means, [test.kind != "unused" for test in self.tests])
         self.bins = 2 * OCTAVES + 3
         self.reset()
 
@@ -123,7 +123,7 @@ class Counters:
         self.since = Window.empty(len(self.tests), self.bins)
         self.since_run = np.zeros(len(self.tests), np.int64)
         self.alarmed_run = np.zeros(len(self.tests), np.int64)
-        self.evidence.reset()
+        self.wealths.reset()
 
     @property
     def limit(self) -> float:
@@ -145,11 +145,11 @@ class Counters:
         above = counts - sums[rows, self.bins - 2 - self._parts]
         is_observed = counts > 0
         fractions = (below + above) / np.maximum(counts, 1)
-        is_start = self.evidence.update(fractions, is_observed)
+        is_start = self.wealths.update(fractions, is_observed)
         self.since.clear(is_start)
         self.since_run[is_start] = run
         self.since.add(own)
-        is_new = (self.evidence.wealth >= self.limit) & (self.alarmed_run == 0)
+        is_new = (self.wealths.wealth >= self.limit) & (self.alarmed_run == 0)
         self.alarmed_run[is_new] = run
         return [int(index) for index in np.flatnonzero(is_new)]
 
@@ -175,8 +175,8 @@ class Counters:
             },
             "since_run": self.since_run.tolist(),
             "alarmed_run": self.alarmed_run.tolist(),
-            "evidence": {
-                key: getattr(self.evidence, key).tolist() for key in ("runs", "stakes", "sums")
+            "wealths": {
+                key: getattr(self.wealths, key).tolist() for key in ("runs", "stakes", "sums")
             },
         }
         text = json.dumps(record, allow_nan=False).encode()
@@ -209,12 +209,12 @@ class Counters:
                 np.array(record[name], np.int64).reshape(len(self.tests))
                 for name in ("since_run", "alarmed_run")
             ]
-            evidence = {
-                "runs": np.array(record["evidence"]["runs"], np.int64).reshape(len(self.tests)),
-                "stakes": np.array(record["evidence"]["stakes"], np.float64).reshape(
-                    self.evidence.stakes.shape
+            wealths = {
+                "runs": np.array(record["wealths"]["runs"], np.int64).reshape(len(self.tests)),
+                "stakes": np.array(record["wealths"]["stakes"], np.float64).reshape(
+                    self.wealths.stakes.shape
                 ),
-                "sums": np.array(record["evidence"]["sums"], np.float64).reshape(len(self.tests)),
+                "sums": np.array(record["wealths"]["sums"], np.float64).reshape(len(self.tests)),
             }
             runs, observed = int(record["runs"]), int(record["observed"])
         except OSError as error:
@@ -225,8 +225,8 @@ class Counters:
             ) from None
         self.total, self.since, self.runs, self.observed = total, since, runs, observed
         self.since_run, self.alarmed_run = numbers
-        for key, array in evidence.items():
-            setattr(self.evidence, key, array)
+        for key, array in wealths.items():
+            setattr(self.wealths, key, array)
 
 
 def _plain(item: Any) -> Any:

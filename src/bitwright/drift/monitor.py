@@ -6,14 +6,18 @@
     for alarm in monitor.alarms: print(alarm)
 
 An observed run is followed by a run of a second executable on the same inputs, which computes only
-counters (`drift.counter_graph`). The results that the caller gets do not change.
+counters (`drift.counter_graph`). The results that the caller gets do not change. Without `every`
+and `fraction`, runs are observed at random, at a rate at which counting takes `budget` of the time
+of all runs; both times are measured on the observed runs.
 """
 
 from __future__ import annotations
 
 import math
 import threading
+import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -31,7 +35,12 @@ from bitwright.executable import Executable
 from bitwright.ir.arrays import Array
 from bitwright.warn import BitwrightWarning
 
-EVERY = 100
+BUDGET = 0.01
+WARM_UP, MEASURED, KEPT = 2, 3, 7
+"""Observed runs that allocate memory, then those before the budget applies, and measured times
+that are kept: the budget compares their medians."""
+MOST_RUNS = 20
+"""The largest mean distance of observed runs, over 1 / budget."""
 TOLERANCE = 1e-3
 LEVEL = 0.01
 
@@ -47,18 +56,22 @@ class Monitor:
         *,
         every: int | None = None,
         fraction: float | None = None,
+        budget: float = BUDGET,
         seed: int = 0,
         on_alarm: OnAlarm | None = None,
         level: float = LEVEL,
         tolerance: float = TOLERANCE,
         load: str | Path | None = None,
     ) -> None:
-        _check(every, fraction, level, tolerance)
-        self._every = EVERY if every is None and fraction is None else every
-        self._fraction = fraction
+        _check(every, fraction, budget, level, tolerance)
+        self._every, self._fraction, self._budget = every, fraction, budget
+        self._seconds: deque[tuple[float, float]] = deque(maxlen=KEPT)
+        """Recent seconds of observed runs, and of counting them."""
+        self._warm_up = WARM_UP
         self._draw = np.random.default_rng(seed)
         self._on_alarm = on_alarm
         self._exe: Executable | None = None
+        self._is_open = True
         graph = exe.graph
         self.model = graph.name
         found = find_tensors(graph)
@@ -82,6 +95,7 @@ class Monitor:
         """Observe the runs of an executable, until `close`."""
         exe.set_monitor(self)
         self._exe = exe
+        self._is_open = True
         return self
 
     def run(
@@ -90,7 +104,7 @@ class Monitor:
         """A run of the engine, observed if it is its turn."""
         with self._lock:
             self._counters.runs = number = self._counters.runs + 1
-            is_due = number >= self._next and self._counting is not None
+            is_due = number >= self._next and self._counting is not None and self._is_open
             if is_due:
                 self._next = number + self._gap()
         if not is_due:
@@ -99,9 +113,12 @@ class Monitor:
         states = engine.copy().states if self._counting.reads_state else {}
         if out:  # a result may replace an input
             feeds = {name: _copied(value) for name, value in feeds.items()}
+        begin = time.perf_counter()
         results = engine.run(feeds, out)
+        middle = time.perf_counter()
         try:
             self._observe(feeds, states, number)
+            self._adapt(middle - begin, time.perf_counter() - middle)
         except Exception as error:  # a served model must not fail because it is watched
             self._fail(error)
         return results
@@ -138,12 +155,37 @@ class Monitor:
             self._notes.append(note)
         warnings.warn(f"the monitor of {self.model!r}: {note}", BitwrightWarning, stacklevel=4)
 
+    def _adapt(self, run: float, counting: float) -> None:
+        """Choose the rate of observed runs by the time that counting takes."""
+        with self._lock:
+            if self._warm_up:
+                self._warm_up -= 1
+                return
+            self._seconds.append((run, counting))
+            if self._every is None and self._fraction is None:
+                self._next = self._counters.runs + self._gap()
+
     def _gap(self, first: bool = False) -> int:
-        """Runs until the next observed one; the first run is observed with `every`."""
+        """Runs until the next observed one; `every` and a budget begin with the first run."""
         if self._fraction is not None:
             return int(self._draw.geometric(self._fraction))
-        assert self._every is not None
-        return 1 if first else self._every
+        if first:
+            return 1
+        if self._every is not None:
+            return self._every
+        if len(self._seconds) < MEASURED:
+            return 1
+        least = self._budget / MOST_RUNS
+        rate = self._budget / max(self.overhead or 0.0, self._budget)
+        return int(self._draw.geometric(max(rate, least)))
+
+    @property
+    def overhead(self) -> float | None:
+        """Seconds of counting per second of an observed run; None without a measurement."""
+        if not self._seconds:
+            return None
+        run, counting = np.median(self._seconds, axis=0)
+        return float(counting / max(run, 1e-9))
 
     # what it found
 
@@ -190,7 +232,8 @@ class Monitor:
             self._next = self._gap(first=True)
 
     def close(self) -> None:
-        """Stop observing the executable; the counters stay."""
+        """Stop observing the executable and its copies; the counters stay."""
+        self._is_open = False
         if self._exe is not None:
             self._exe.remove_monitor(self)
             self._exe = None
@@ -222,15 +265,18 @@ def _target(exe: Executable) -> tuple[str, int | None]:
     return ("reference" if isinstance(exe.engine, ReferenceEngine) else "cpu"), None
 
 
-def _check(every: int | None, fraction: float | None, level: float, tolerance: float) -> None:
+def _check(
+    every: int | None, fraction: float | None, budget: float, level: float, tolerance: float
+) -> None:
     if every is not None and fraction is not None:
         raise BitwrightError("every and fraction are both given", expected="one of them")
     if every is not None and (not isinstance(every, int) or every < 1):
         raise BitwrightError("every is not a number of runs", expected="1 or more", found=every)
-    for name, value, top in (("fraction", fraction, 1.0), ("level", level, 0.5)):
+    fractions = ("fraction", fraction, 1.0), ("budget", budget, 1.0), ("level", level, 0.5)
+    for name, value, top in fractions:
         if value is not None and not (math.isfinite(value) and 0 < value <= top):
             raise BitwrightError(
-                f"{name} is not a probability", expected=f"above 0, at most {top:g}", found=value
+                f"{name} is not a fraction", expected=f"above 0, at most {top:g}", found=value
             )
     if not 0 <= tolerance < 1:
         raise BitwrightError("tolerance is not a fraction", expected="0 to 1", found=tolerance)

@@ -186,7 +186,10 @@ def _static(node: Node, name: str, calibrated: CalibratedRange | None) -> Watche
     # A range that begins at 0 may stand for a relu, which clips on purpose.
     is_relu = calibrated is None and steps[0] == 0
     precision = node.attrs.get("precision")
-    divided = lambda v: np.rint(quotient(np.asarray(v, element.numpy), scale, precision)).item()
+
+    def divided(v: float) -> float:
+        return float(np.rint(quotient(np.asarray(v, element.numpy), scale, precision)).item())
+
     low_edge = _last(lambda v: divided(v) < steps[0], steps[0] * step, step, element)
     high_edge = _last(lambda v: divided(v) <= steps[1], steps[1] * step, step, element)
     low, high = steps[0] * step, steps[1] * step

@@ -40,8 +40,11 @@ OCTAVES = 4
 class CalibratedRange:
     """What calibration saw at one quantized input."""
 
+    value: str
+    """The name of its quantization point."""
     layers: dict[str, str]
-    """Readable names of the products that read it, by path."""
+    """Readable names of the products that read it, by path. A product that is an output has the
+    output's name too: a file has no other."""
     scheme: str
     low: float
     high: float
@@ -52,12 +55,14 @@ class CalibratedRange:
 
 def with_calibrated_ranges(graph: Graph, state: QuantizationState) -> Graph:
     """The quantized graph with the figures in its metadata."""
-    names = state.names
-    found = [
-        made
-        for choice in state.choices
-        if (made := _calibrated(choice, state.stats.get(choice.point.name), names.readable))
-    ]
+    found = []
+    outputs = {value.name: name for name, value in state.graph.outputs}
+    for choice in state.choices:
+        paths = {product.name: product.name for product in choice.point.products}
+        paths |= {outputs[path]: path for path in paths if path in outputs}
+        layers = {path: state.names.readable(own) for path, own in paths.items()}
+        made = _calibrated(choice, state.stats.get(choice.point.name), layers)
+        found += [] if made is None else [made]
     if not found:
         return graph
     text = json.dumps({"format": FORMAT, "ranges": [asdict(one) for one in found]})
@@ -79,24 +84,25 @@ def _checked(row: Mapping[str, Any]) -> CalibratedRange:
     layers = {str(path): str(name) for path, name in row["layers"].items()}
     clipped = None if row["clipped"] is None else float(row["clipped"])
     outer = [float(number) for number in row["outer"]]
-    figures = [*(float(row[key]) for key in ("low", "high")), *outer]
-    if not np.isfinite([*figures, clipped or 0.0]).all() or len(outer) not in (0, OCTAVES):
+    low, high = float(row["low"]), float(row["high"])
+    if not np.isfinite([low, high, clipped or 0.0, *outer]).all() or len(outer) not in (0, OCTAVES):
         raise ValueError("a figure is not finite")
-    return CalibratedRange(layers, str(row["scheme"]), *figures[:2], clipped, outer)
+    texts = str(row["value"]), layers, str(row["scheme"])
+    return CalibratedRange(*texts, low, high, clipped, outer)
 
 
 def _calibrated(
-    choice: Choice, stats: CalibrationStats | None, readable: Any
+    choice: Choice, stats: CalibrationStats | None, layers: dict[str, str]
 ) -> CalibratedRange | None:
     activation = choice.activation
     if activation is None or choice.scheme in ("float", "weight_only"):
         return None
-    layers = {product.name: readable(product.name) for product in choice.point.products}
+    texts = choice.point.name, layers, choice.scheme
     if stats is None:
         if activation.range is None:
             return None
         low, high = _quantized_range(activation)
-        return CalibratedRange(layers, choice.scheme, low, high)
+        return CalibratedRange(*texts, low, high)
     low, high = _ends(stats.every.low, stats.every.high, activation)
     bounds = (low, high) if activation.range is None else _quantized_range(activation, 0.5)
     rows = list(_rows(stats, activation))
@@ -104,7 +110,7 @@ def _calibrated(
     shrunk = some / (max(abs(low), abs(high)) or 1.0)  # the range of the even batches alone
     clipped = max(_beyond(rows, bounds, 1.0), _beyond(rows, bounds, min(shrunk, 1.0)))
     outer = [_beyond(rows, bounds, 0.5**k) for k in range(1, OCTAVES + 1)]
-    return CalibratedRange(layers, choice.scheme, low, high, clipped, outer)
+    return CalibratedRange(*texts, low, high, clipped, outer)
 
 
 def _ends(low: Array, high: Array, activation: ActivationQuant) -> tuple[float, float]:

@@ -55,6 +55,9 @@ class Quantized:
     report: QuantizationReport
     consumer: str = "any"
     """The runtime that will run the file, unless `save` names another."""
+    source: Any = None
+    """The float model, for `bw.recalibrate`: its path or graph."""
+    recipe: Recipe | None = None
 
     def save(self, path: str | Path, **options: Any) -> None:
         """Write the model (.onnx or .bw); the options are those of `bw.export_onnx`."""
@@ -129,7 +132,8 @@ def quantize(
         for note in report.notes:
             warnings.warn(note, DataWarning, stacklevel=2)
     report.seconds = time.perf_counter() - begin
-    return Quantized(state.quantized, report, state.rules.consumer)
+    source = model if isinstance(model, (str, Path)) else state.original
+    return Quantized(state.quantized, report, state.rules.consumer, source, rules)
 
 
 def _has_data(rules: Recipe, data: Any, file: StatsFile | None, ranges: Ranges | None) -> bool:

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from functools import partial
 
-from bitwright.backends.cpu.codegen.emit import Function, Module, Signature, Value, f64, i32, i64
+from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Value, f64, i32, i64
 from bitwright.backends.cpu.codegen.emit.types import computed
 from bitwright.backends.cpu.codegen.expression import load_computed
 from bitwright.ir.dtype import DType
@@ -94,7 +94,7 @@ def emit_range_total(module: Module, name: str, form: RangeCounts) -> Signature:
     return form.total_signature
 
 
-def _totals(f: Function, form: RangeCounts) -> tuple[list[Value], list[Value]]:
+def _totals(f: Kernel, form: RangeCounts) -> tuple[list[Value], list[Value]]:
     """The sums of blocks: counts above each edge; values, NaN, minimum and maximum."""
     width = form.edges + EXTRA
     start = [f.const(f64, 0.0)] * (width - 2) + [f.const(f64, v) for v in (math.inf, -math.inf)]

@@ -1,4 +1,4 @@
-"""Sequential tests of the counters: evidence that the mean of a fraction has left its bound.
+"""Sequential tests of the counters: whether the mean of a fraction has left its bound.
 
 One number f in [0, 1] per observed run and test. Under the null hypothesis the mean of each run's
 f, given the runs before, is at most m (or at least m). A bet multiplies a stake by
@@ -33,7 +33,7 @@ PEAK = 1e12
 """The largest value of the running sum that marks the start of a change."""
 
 
-class Evidence:
+class SequentialTests:
     """The wealth of several tests; row i of every array belongs to test i.
 
     `means` are the bounds; `is_upper` says whether a test looks for a mean above its bound.
