@@ -26,7 +26,16 @@ from bitwright import demo
 from bitwright.quant.data.batches import Batches
 
 ROUNDS = 9
-HEADER = ("model", "tensors", "plain us", "count us", "every=100", "measured", "budget=0.01", "runs")
+HEADER = (
+    "model",
+    "tensors",
+    "plain us",
+    "count us",
+    "every=100",
+    "measured",
+    "budget=0.01",
+    "runs",
+)
 
 
 def seconds(call: Callable[[], Any], count: int) -> float:

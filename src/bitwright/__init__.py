@@ -40,6 +40,7 @@ if TYPE_CHECKING:  # for type checkers and editors
     from bitwright.report.bench import bench
     from bitwright.report.compare import compare
     from bitwright.report.profile import profile
+    from bitwright.report.suite.run import bench_suite
     from bitwright.train.lora.add import add_lora
     from bitwright.train.lora.file import load_lora, save_lora
     from bitwright.train.lora.merge import merge_lora, remove_lora, unmerge_lora
@@ -55,6 +56,7 @@ __all__ = [
     "SGD", "Adam", "AdamW", "BitwrightError", "Builder", "CastConfiguration", "Executable",
     "Graph", "Lion", "Observer", "QatConfig", "QuantConfig", "QuantParams", "QuantizationSystem",
     "QuantizedTensor", "Trainer", "__version__", "add_lora", "apply_precision", "bench",
+    "bench_suite",
     "calibrate", "compare", "compile", "convert", "convert_qat", "dtype", "export_onnx",
     "from_torch", "grad", "hvp", "jvp", "load", "load_lora", "load_parameters", "merge_lora", "nn",
     "parse", "prepare_qat", "profile", "quant", "quantize", "quantize_tensor", "recalibrate",
@@ -81,6 +83,7 @@ _HOME = {
     "add_lora": "bitwright.train.lora.add",
     "apply_precision": "bitwright.passes.precision.apply",
     "bench": "bitwright.report.bench",
+    "bench_suite": "bitwright.report.suite.run",
     "calibrate": "bitwright.quant.calibration.calibrate",
     "compare": "bitwright.report.compare",
     "compile": "bitwright.compiler",
