@@ -10,7 +10,8 @@ A case is an f32 graph with inputs. Precisions:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -52,11 +53,20 @@ def _graph(shape: tuple[int, ...], body: Callable[[Builder, Any], Any]) -> Calla
     return make
 
 
+def _product(w: Array, b: Builder, x: Any) -> Any:
+    return b.matmul(x, b.constant(w))
+
+
+def _convolution(w: Array, groups: int, b: Builder, x: Any) -> Any:
+    """A convolution that keeps the size of its input."""
+    return b.conv(x, b.constant(w), pads=(w.shape[-1] // 2,) * 4, groups=groups)
+
+
 def _matmul() -> Iterator[Case]:
     shapes = ((128, 384, 384), (128, 768, 3072), (1, 2048, 2048), (512, 1024, 1024))
     for number, (rows, terms, columns) in enumerate(shapes):
         w = _draw(terms, columns, seed=1) / np.float32(terms**0.5)
-        make = _graph((rows, terms), lambda b, x, w=w: b.matmul(x, b.constant(w)))
+        make = _graph((rows, terms), partial(_product, w))
         precisions = (*FLOATS, "int8", "w4")
         name = f"{rows}x{terms}x{columns}"
         yield Case("matmul", name, precisions, make, is_quick=number == 0)
@@ -66,10 +76,7 @@ def _conv() -> Iterator[Case]:
     for channels, size, kernel in ((64, 56, 3), (256, 14, 1), (3, 112, 3)):
         w = _draw(64 if channels < 256 else 256, channels, kernel, kernel, seed=1)
         w = w / np.float32((channels * kernel * kernel) ** 0.5)
-        pads = (kernel // 2,) * 4
-        make = _graph(
-            (1, channels, size, size), lambda b, x, w=w, p=pads: b.conv(x, b.constant(w), pads=p)
-        )
+        make = _graph((1, channels, size, size), partial(_convolution, w, 1))
         name = f"{channels}->{w.shape[0]} {size}x{size} k{kernel}"
         yield Case("conv", name, (*FLOATS, "int8"), make, is_quick=channels == 256)
 
@@ -77,8 +84,7 @@ def _conv() -> Iterator[Case]:
 def _depthwise() -> Iterator[Case]:
     for channels, size in ((96, 56), (384, 14)):
         w = _draw(channels, 1, 3, 3, seed=1) / np.float32(3)
-        body = lambda b, x, w=w, c=channels: b.conv(x, b.constant(w), pads=(1, 1, 1, 1), groups=c)
-        make = _graph((1, channels, size, size), body)
+        make = _graph((1, channels, size, size), partial(_convolution, w, channels))
         name = f"{channels} {size}x{size} k3"
         yield Case("depthwise", name, (*FLOATS, "int8"), make, is_quick=size == 14)
 
@@ -118,7 +124,10 @@ def _rows() -> Iterator[Case]:
 def _quantize() -> Iterator[Case]:
     shape, one = (512, 768), ("f32",)
     scale, zero = np.float32(0.03), np.uint8(128)
-    q = lambda b, x: b.quantize(x, scale, zero, to="u8")
+
+    def q(b: Builder, x: Any) -> Any:
+        return b.quantize(x, scale, zero, to="u8")
+
     yield Case("quantize", "quantize u8 512x768", one, _graph(shape, q))
     pair = lambda b, x: b.dequantize(q(b, b.relu(x)), scale, zero)
     yield Case("quantize", "quantize and dequantize 512x768", one, _graph(shape, pair))
@@ -154,4 +163,4 @@ NAMES = (*OPS, MODELS)
 def op_cases(suite: str, quick: bool) -> list[Case]:
     """The cases of a suite of ops."""
     found = [case for case in _SUITES[suite]() if case.suite == suite]
-    return [replace(case) for case in found if case.is_quick or not quick]
+    return [case for case in found if case.is_quick or not quick]
