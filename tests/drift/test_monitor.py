@@ -281,20 +281,50 @@ def test_state(target):
     assert (row.minimum, row.maximum, row.above) == (100, 500, 8)  # runs 1, 3 and 5
 
 
-def test_bodies_are_named_as_not_watched():
-    inner = bw.Builder("then")
-    v = inner.input("x", "f32[4]")
+def body_with_a_quantizer(name, steps, depth=0):
+    inner = bw.Builder(name)
+    flag, x = inner.input("flag", "bool[]"), inner.input("x", "f32[4]")
     scale, zero = np.float32(1), np.uint8(0)
-    q = inner.quantize(v, scale, zero, to="u8", name="inside")
-    then = inner.build(inner.dequantize(q, scale, zero))
-    other = bw.Builder("else")
-    otherwise = other.build(other.neg(other.input("x", "f32[4]")))
+    q = inner.quantize(inner.mul(x, steps), scale, zero, to="u8", name="inside")
+    y = inner.dequantize(q, scale, zero)
+    if depth:
+        bodies = {n: body_with_a_quantizer(n, 3.0, depth - 1) for n in ("then", "else")}
+        y = inner.add(y, inner.if_(flag, flag, x, name="deeper", **bodies))
+    return inner.build(y)
+
+
+@pytest.mark.parametrize("target", ["cpu", "reference"])
+def test_branches(target):
+    """Tensors of the branch that is taken are counted, also in nested branches."""
     b = bw.Builder("model")
     flag, x = b.input("flag", "bool[]"), b.input("x", "f32[4]")
-    exe = bw.compile(b.build(y=b.if_(flag, x, then=then, **{"else": otherwise})), threads=1)
-    monitor = exe.monitor()
+    bodies = {
+        "then": body_with_a_quantizer("then", 1.0, depth=1),
+        "else": body_with_a_quantizer("else", 2.0),
+    }
+    graph = b.build(y=b.if_(flag, flag, x, name="choice", **bodies))
+    exe = bw.compile(graph, threads=1, target=target)
+    with exe.monitor(every=1) as monitor:
+        for number in range(5):
+            exe.run({"flag": np.array(number < 3), "x": np.array([1, 50, 100, 300], np.float32)})
+    rows = monitor.report().rows
+    assert [row.values for row in rows] == [12, 12, 0, 8]
+    assert [row.above for row in rows] == [3, 6, 0, 2]  # 300; 150, 300 of 3 x; 300 of 2 x
+    assert rows[2].verdict == "no data" and not monitor.unwatched
+
+
+def test_loop_bodies_are_named_as_not_watched():
+    inner = bw.Builder("body")
+    _, keep, x = inner.input("i", "i64[]"), inner.input("go", "bool[]"), inner.input("x", "f32[4]")
+    scale, zero = np.float32(1), np.uint8(0)
+    q = inner.quantize(x, scale, zero, to="u8", name="inside")
+    body = inner.build(keep, inner.dequantize(q, scale, zero))
+    b = bw.Builder("model")
+    x = b.input("x", "f32[4]")
+    y = b.loop(b.constant(np.int64(3)), b.constant(np.bool_(True)), x, body=body, carried=1)
+    monitor = bw.compile(b.build(y=y), threads=1).monitor()
     assert not monitor.tensors
-    assert "body of a branch or loop" in str(monitor.report())
+    assert "body of a loop" in str(monitor.report())
 
 
 def test_a_failing_callback_does_not_stop_the_model(exe):

@@ -9,8 +9,8 @@ last bin if and only if the quantizer saturates it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -27,6 +27,9 @@ from bitwright.quant.model.calibrated_ranges import (
 )
 from bitwright.quant.model.layer_names import LayerNames
 
+BRANCHES = ("then", "else")
+Calibrated = Mapping[str, CalibratedRange]
+"""What calibration saw, by path of a layer."""
 QUANTIZERS = ("quantize", "dynamic_quantize")
 EQUALIZED = ".equalized"
 """The suffix of values that cross-layer equalization scaled."""
@@ -52,6 +55,8 @@ class WatchedTensor:
     """None if the model's file has no figures for it."""
     scale: Array | None = None
     """For a scale per channel: counts are of x / scale, rounded, and edges in steps."""
+    home: Graph | None = None
+    """The graph or body that contains it."""
 
     @property
     def expected(self) -> float | None:
@@ -84,26 +89,35 @@ class Found:
 
 
 def find_tensors(graph: Graph) -> Found:
-    """The quantized activations of a graph."""
-    names = _Names(graph)
-    tensors: list[WatchedTensor] = []
-    unwatched: dict[str, str] = {}
+    """The quantized activations of a graph: its own ones, then those in branches of `if`."""
+    calibrated = {path: one for one in read_calibrated_ranges(graph.meta) for path in one.layers}
+    found = Found([], {})
+    _visit(graph, "", calibrated, LayerNames(graph), found)
+    return Found(_distinct(found.tensors), found.unwatched)
+
+
+def _visit(
+    graph: Graph, path: str, calibrated: Calibrated, layers: LayerNames, found: Found
+) -> None:
+    names = _Names(graph, path, calibrated, layers)
     seen: set[tuple[Value, bytes]] = set()
-    inside = [n for home, n in graph.walk() if home is not graph and n.op in QUANTIZERS]
-    for node in inside:
-        if not _is_weight(node):
-            unwatched[node.name] = "it is in the body of a branch or loop"
     for node in graph.nodes:
         if node.op not in QUANTIZERS or _is_weight(node):
             continue
-        name, calibrated = names.of(node)
-        made = (_static if node.op == "quantize" else _dynamic)(node, name, calibrated)
+        name, known = names.of(node)
+        made = (_static if node.op == "quantize" else _dynamic)(node, name, known)
         if isinstance(made, str):
-            unwatched[name] = made
+            found.unwatched[name] = made
         elif (key := (made.value, made.edges.tobytes())) not in seen:
             seen.add(key)
-            tensors.append(made)
-    return Found(_distinct(tensors), unwatched)
+            found.tensors.append(replace(made, home=graph))
+    for node in graph.nodes:
+        for branch in BRANCHES if node.op == "if" else ():
+            inner = f"{path}{node.name}/{branch}/"
+            _visit(node.bodies[branch], inner, calibrated, layers, found)
+        for _, inside in (pair for body in node.bodies.values() for pair in body.walk()):
+            if node.op != "if" and inside.op in QUANTIZERS and not _is_weight(inside):
+                found.unwatched[f"{path}{node.name}: {inside.name}"] = "it is in the body of a loop"
 
 
 def _distinct(tensors: list[WatchedTensor]) -> list[WatchedTensor]:
@@ -113,7 +127,7 @@ def _distinct(tensors: list[WatchedTensor]) -> list[WatchedTensor]:
     for one in tensors:
         counts[one.name] = number = counts.get(one.name, 0) + 1
         name = one.name if number == 1 else f"{one.name} #{number}"
-        found.append(WatchedTensor(**{**one.__dict__, "name": name}))
+        found.append(replace(one, name=name))
     return found
 
 
@@ -129,11 +143,8 @@ def _is_weight(node: Node) -> bool:
 class _Names:
     """Names of tensors by the layers that read them."""
 
-    def __init__(self, graph: Graph) -> None:
-        self._calibrated = {
-            path: one for one in read_calibrated_ranges(graph.meta) for path in one.layers
-        }
-        self._layers = LayerNames(graph)
+    def __init__(self, graph: Graph, path: str, calibrated: Calibrated, layers: LayerNames) -> None:
+        self._path, self._calibrated, self._layers = path, calibrated, layers
         self._readers: dict[Value, list[Node]] = {}
         for node in graph.nodes:
             for value in node.operands:
@@ -143,14 +154,14 @@ class _Names:
         """The name of a quantizer's tensor, and what calibration saw of it."""
         layers = [reader for level in self._levels(node) for reader in level]
         for reader in layers:
-            path = reader.name.removesuffix(EQUALIZED)
+            path = self._path + reader.name.removesuffix(EQUALIZED)
             if (found := self._calibrated.get(path)) is not None:
                 return f"{found.layers[path]} input", found
         for reader in layers:
             if get(reader.op).kind is Kind.COMPUTE:
-                return f"{self._layers.readable(reader.name)} input", None
+                return f"{self._layers.readable(self._path + reader.name)} input", None
         (x, *_) = node.operands
-        return x.name, None
+        return self._path + x.name, None
 
     def _levels(self, node: Node) -> Iterator[list[Node]]:
         """The nodes that read a quantizer's results, by distance, up to the next quantizer."""
