@@ -134,6 +134,19 @@ def test_the_same_distribution_raises_no_alarm(exe):
     assert alarms == 0
 
 
+def test_ranges_of_few_batches():
+    """Later data of the same kind exceeds a range from four small batches, which is no drift."""
+    exceeded = 0
+    for seed in range(6):
+        q = bw.quantize(mlp(), batches(4, seed, rows=4), "int8-static", threads=1)
+        monitor = bw.compile(q, threads=1).monitor()
+        for batch in batches(150, seed=50 + seed, rows=4):
+            monitor.observe(batch)
+        assert not monitor.alarms
+        exceeded += any(row.outside > 0.002 for row in monitor.report().rows)
+    assert exceeded
+
+
 @pytest.mark.parametrize("is_upper", [True, False])
 @pytest.mark.parametrize("spread", ["rare", "even"])
 def test_false_alarm_rate_of_the_test(is_upper, spread):

@@ -1,7 +1,9 @@
 """Counters of the watched tensors over all observed runs, and the tests on them.
 
 A test of "clipped" (static ranges) or "outside" (dynamic ones) asks whether the mean fraction of
-values outside of the range exceeds 2 p + tolerance, p that of calibration. A test of "unused" asks
+values outside of the range exceeds 2 p + tolerance + 0.2 / (n + 1), with p that of calibration and
+n its batches: of further batches of the same kind, 1 / (n + 1) exceed the range of n on each side,
+with a tenth of their values at most, as is assumed. A test of "unused" asks
 whether less than a quarter as many values as in calibration lie beyond a part of the range.
 """
 
@@ -29,6 +31,8 @@ UNKNOWN_LIMIT = 0.01
 """The clipped fraction that is allowed where calibration's is unknown."""
 MARGIN = 2.0
 """The factor of the calibrated fraction that is allowed: it is measured on a sample."""
+FEW_BATCHES = 0.2
+"""The fraction that is allowed for a range from no batch; it falls with their number."""
 SHRINK = 4.0
 """Fewer values than in calibration by this factor count as an unused range."""
 LEAST_OUTER, LEAST_USEFUL = 0.2, 0.02
@@ -56,7 +60,10 @@ def make_tests(tensors: Sequence[WatchedTensor], tolerance: float) -> list[Test]
     found = []
     for index, one in enumerate(tensors):
         expected = one.expected
-        limit = UNKNOWN_LIMIT if expected is None else MARGIN * expected + tolerance
+        limit = UNKNOWN_LIMIT
+        if expected is not None and one.calibrated is not None:
+            few = FEW_BATCHES / (one.calibrated.batches + 1)
+            limit = MARGIN * expected + tolerance + few
         kind = "clipped" if one.is_static else "outside"
         if limit < 1:
             found.append(Test(index, kind, limit))

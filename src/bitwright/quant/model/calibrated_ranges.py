@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,8 +23,8 @@ from bitwright.ir.arrays import Array
 from bitwright.ir.graph import Graph
 from bitwright.quant.calibration.stats import CalibrationStats
 from bitwright.quant.model.assign import Choice
-from bitwright.quant.model.weights.choose import ActivationQuant
-from bitwright.quant.model.weights.nearest import LEVELS
+from bitwright.quant.model.weights.choose import ActivationQuant, smoothing_factors
+from bitwright.quant.model.weights.nearest import LEVELS, MIDDLE
 
 if TYPE_CHECKING:
     from bitwright.quant.model.stages import QuantizationState
@@ -51,18 +51,22 @@ class CalibratedRange:
     clipped: float | None = None
     """None if no rows of data were kept."""
     outer: list[float] = field(default_factory=list)
+    batches: int = 0
+    """Batches of calibration data."""
 
 
 def with_calibrated_ranges(graph: Graph, state: QuantizationState) -> Graph:
     """The quantized graph with the figures in its metadata."""
     found = []
+    run, ranges = state.calibration, state.ranges
+    batches = run.batches if run is not None else ranges.batches if ranges is not None else 0
     outputs = {value.name: name for name, value in state.graph.outputs}
     for choice in state.choices:
         paths = {product.name: product.name for product in choice.point.products}
         paths |= {outputs[path]: path for path in paths if path in outputs}
         layers = {path: state.names.readable(own) for path, own in paths.items()}
         made = _calibrated(choice, state.stats.get(choice.point.name), layers)
-        found += [] if made is None else [made]
+        found += [] if made is None else [replace(made, batches=batches)]
     if not found:
         return graph
     text = json.dumps({"format": FORMAT, "ranges": [asdict(one) for one in found]})
@@ -88,7 +92,7 @@ def _checked(row: Mapping[str, Any]) -> CalibratedRange:
     if not np.isfinite([low, high, clipped or 0.0, *outer]).all() or len(outer) not in (0, OCTAVES):
         raise ValueError("a figure is not finite")
     texts = str(row["value"]), layers, str(row["scheme"])
-    return CalibratedRange(*texts, low, high, clipped, outer)
+    return CalibratedRange(*texts, low, high, clipped, outer, int(row["batches"]))
 
 
 def _calibrated(
@@ -105,10 +109,8 @@ def _calibrated(
         return CalibratedRange(*texts, low, high)
     low, high = _ends(stats.every.low, stats.every.high, activation)
     bounds = (low, high) if activation.range is None else _quantized_range(activation, 0.5)
-    rows = list(_rows(stats, activation))
-    some = max(map(abs, _ends(stats.some.low, stats.some.high, activation)))
-    shrunk = some / (max(abs(low), abs(high)) or 1.0)  # the range of the even batches alone
-    clipped = max(_beyond(rows, bounds, 1.0), _beyond(rows, bounds, min(shrunk, 1.0)))
+    rows = list(_rows(stats, activation.factors))
+    clipped = max(_beyond(rows, bounds), _unseen(stats, activation))
     outer = [_beyond(rows, bounds, 0.5**k) for k in range(1, OCTAVES + 1)]
     return CalibratedRange(*texts, low, high, clipped, outer)
 
@@ -127,7 +129,22 @@ def _quantized_range(activation: ActivationQuant, margin: float = 0.0) -> tuple[
     return float(scale) * first, float(scale) * last
 
 
-def _rows(stats: CalibrationStats, activation: ActivationQuant) -> Iterable[Array]:
+def _unseen(stats: CalibrationStats, activation: ActivationQuant) -> float:
+    """The fraction of the odd batches outside of a range and factors of the even ones."""
+    some = stats.some
+    factors = smoothing_factors(some.peaks, stats.point, activation.smoothquant_alpha)
+    inverse = 1.0 if factors is None else 1 / factors
+    low, high = float((some.low * inverse).min()), float((some.high * inverse).max())
+    if activation.range is not None:
+        if activation.range.zero_point == MIDDLE:
+            low, high = -max(-low, high), max(-low, high)
+        low, high = (end * activation.clip_ratio for end in (low, high))
+        step = (high - low) / LEVELS
+        low, high = low - step / 2, high + step / 2
+    return _beyond(list(_rows(stats, factors)), (low, high))
+
+
+def _rows(stats: CalibrationStats, factors: Array | None) -> Iterable[Array]:
     """Sampled rows of the products, smoothed."""
     seen: set[int] = set()
     for product in stats.point.distinct:
@@ -135,12 +152,12 @@ def _rows(stats: CalibrationStats, activation: ActivationQuant) -> Iterable[Arra
         if id(sample) not in seen:
             seen.add(id(sample))
             rows = sample.scored
-            if activation.factors is not None:
-                rows = rows / product.spread(activation.factors)
+            if factors is not None:
+                rows = rows / product.spread(factors)
             yield rows
 
 
-def _beyond(rows: list[Array], bounds: tuple[float, float], part: float) -> float:
+def _beyond(rows: list[Array], bounds: tuple[float, float], part: float = 1.0) -> float:
     """The fraction of values outside of a part of the range."""
     low, high = (bound * part for bound in bounds)
     count = sum(x.size for x in rows)
