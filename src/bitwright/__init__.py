@@ -49,6 +49,7 @@ if TYPE_CHECKING:  # for type checkers and editors
     from bitwright.train.qat.convert import convert_qat
     from bitwright.train.qat.prepare import prepare_qat
     from bitwright.train.trainer import Trainer
+    from bitwright.tuning.kernel_tuning import tune_kernels
 
 __version__ = "0.1.0"
 
@@ -60,7 +61,8 @@ __all__ = [
     "calibrate", "compare", "compile", "convert", "convert_qat", "dtype", "export_onnx",
     "from_torch", "grad", "hvp", "jvp", "load", "load_lora", "load_parameters", "merge_lora", "nn",
     "parse", "prepare_qat", "profile", "quant", "quantize", "quantize_tensor", "recalibrate",
-    "register_custom", "remove_lora", "save_lora", "to_text", "train", "unmerge_lora", "verify",
+    "register_custom", "remove_lora", "save_lora", "to_text", "train", "tune_kernels",
+    "unmerge_lora", "verify",
 ]  # fmt: skip
 
 _HOME = {
@@ -112,6 +114,7 @@ _HOME = {
     "save_lora": "bitwright.train.lora.file",
     "to_text": "bitwright.ir",
     "train": "bitwright",
+    "tune_kernels": "bitwright.tuning.kernel_tuning",
     "unmerge_lora": "bitwright.train.lora.merge",
     "verify": "bitwright.ops.core.check",
 }

@@ -12,8 +12,10 @@ from bitwright.cli import explain as _explain
 from bitwright.cli import model as _model
 from bitwright.cli import quantize as _quantize
 from bitwright.cli import train as _train
+from bitwright.cli import tune_kernels as _tune_kernels
 from bitwright.cli.common import main
 
 # the imports register the commands
 assert all((_bench, _calibrate, _convert, _drift, _explain, _model, _quantize, _train))
+assert _tune_kernels
 __all__ = ["main"]
