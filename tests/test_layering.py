@@ -27,6 +27,7 @@ ORDER = (
     ("machine",),
     ("nn",),
     ("quant",),
+    ("drift",),
     ("train",),
     ("export",),
     ("proof",),  # needs the compiler and the exported file

@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # for type checkers and editors
     from bitwright.autodiff.grad import grad
     from bitwright.compiler import compile
     from bitwright.deploy.checking import check_file
+    from bitwright.drift.recalibration import recalibrate
     from bitwright.errors import BitwrightError
     from bitwright.executable import Executable
     from bitwright.export.onnx import export_onnx
@@ -47,6 +48,7 @@ if TYPE_CHECKING:  # for type checkers and editors
     from bitwright.report.html.assemble import write_report
     from bitwright.report.html.data import ReportData
     from bitwright.report.profile import profile
+    from bitwright.report.suite.run import bench_suite
     from bitwright.train.lora.add import add_lora
     from bitwright.train.lora.file import load_lora, save_lora
     from bitwright.train.lora.merge import merge_lora, remove_lora, unmerge_lora
@@ -63,12 +65,12 @@ __all__ = [
     "SGD", "Adam", "AdamW", "BitwrightError", "Builder", "CastConfiguration", "Executable",
     "Graph", "Hardware", "Lion", "Observer", "QatConfig", "QuantConfig", "QuantParams",
     "QuantizationSystem", "QuantizedTensor", "ReportData", "Trainer", "Workload", "__version__",
-    "add_lora", "advise", "apply_precision", "bench", "calibrate", "check_file", "compare",
-    "compile", "convert", "convert_qat", "diff", "dtype", "export_onnx", "from_torch", "grad",
-    "hardware", "hvp", "jvp", "load", "load_lora", "load_parameters", "merge_lora", "nn",
-    "parse", "prepare_qat", "profile", "quant", "quantize", "quantize_tensor",
-    "register_custom", "remove_lora", "save_lora", "to_text", "train", "tune_kernels",
-    "unmerge_lora", "verify", "verify_file", "write_report",
+    "add_lora", "advise", "apply_precision", "bench", "bench_suite", "calibrate", "check_file",
+    "compare", "compile", "convert", "convert_qat", "diff", "dtype", "export_onnx",
+    "from_torch", "grad", "hardware", "hvp", "jvp", "load", "load_lora", "load_parameters",
+    "merge_lora", "nn", "parse", "prepare_qat", "profile", "quant", "quantize",
+    "quantize_tensor", "recalibrate", "register_custom", "remove_lora", "save_lora", "to_text",
+    "train", "tune_kernels", "unmerge_lora", "verify", "verify_file", "write_report",
 ]  # fmt: skip
 
 _HOME = {
@@ -95,6 +97,7 @@ _HOME = {
     "advise": "bitwright.report.advice",
     "apply_precision": "bitwright.passes.precision.apply",
     "bench": "bitwright.report.bench",
+    "bench_suite": "bitwright.report.suite.run",
     "calibrate": "bitwright.quant.calibration.calibrate",
     "check_file": "bitwright.deploy.checking",
     "compare": "bitwright.report.compare",
@@ -120,6 +123,7 @@ _HOME = {
     "quant": "bitwright",
     "quantize": "bitwright.quant.model.quantize",
     "quantize_tensor": "bitwright.quant.tensor.observer",
+    "recalibrate": "bitwright.drift.recalibration",
     "register_custom": "bitwright.ops.control.custom",
     "remove_lora": "bitwright.train.lora.merge",
     "save_lora": "bitwright.train.lora.file",

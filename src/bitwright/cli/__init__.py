@@ -10,6 +10,7 @@ from bitwright.cli import check as _check
 from bitwright.cli import compare as _compare
 from bitwright.cli import convert as _convert
 from bitwright.cli import diff as _diff
+from bitwright.cli import drift as _drift
 from bitwright.cli import explain as _explain
 from bitwright.cli import hardware as _hardware
 from bitwright.cli import model as _model
@@ -29,6 +30,7 @@ assert all(
         _compare,
         _convert,
         _diff,
+        _drift,
         _explain,
         _hardware,
         _model,

@@ -102,7 +102,7 @@ def quantize(
 
     form = options_given(output, export)
     options: dict[str, Any] = dict(form)
-    rules = _rules(recipe, form)
+    rules = rules_of(recipe, form)
     check_output(output)
     check_report(report_path)
     source = _statistics(statistics, output, data is not None, rules)
@@ -232,7 +232,7 @@ def _show_scores(before: dict[str, float], after: dict[str, float]) -> None:
     common.show_table("", ("score", "float", "quantized", "change"), rows)
 
 
-def _rules(recipe: str, form: Mapping[str, str]) -> Recipe:
+def rules_of(recipe: str, form: Mapping[str, str]) -> Recipe:
     """The recipe with the export options that affect quantization."""
     from bitwright.quant.model.recipe import recipe as find_recipe
     from bitwright.quant.model.recipe import without_zero_points

@@ -61,6 +61,9 @@ class Quantized:
     """The runtime that will run the file, unless `save` names another."""
     inputs: Mapping[str, InputExtent] = field(default_factory=dict)
     """Sizes and ranges of the inputs in the calibration data."""
+    original: Any = None
+    """The float model as it was given, for `bw.recalibrate`: its path or graph."""
+    recipe: Recipe | None = None
 
     def save(
         self, path: str | Path, *, proof: bool | Mapping[str, Any] = True, **options: Any
@@ -146,8 +149,14 @@ def quantize(
         for note in report.notes:
             warnings.warn(note, DataWarning, stacklevel=2)
     report.seconds = time.perf_counter() - begin
-    extents = {} if state.calibration is None else input_extents(state.calibration.checked)
-    return Quantized(state.quantized, report, state.rules.consumer, extents)
+    return Quantized(
+        state.quantized,
+        report,
+        consumer=state.rules.consumer,
+        inputs={} if state.calibration is None else input_extents(state.calibration.checked),
+        original=model if isinstance(model, (str, Path)) else state.original,
+        recipe=rules,
+    )
 
 
 def _has_data(rules: Recipe, data: Any, file: StatsFile | None, ranges: Ranges | None) -> bool:

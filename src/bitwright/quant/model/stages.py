@@ -21,6 +21,7 @@ from bitwright.quant.core.formats import FORMATS
 from bitwright.quant.model import mixed_precision_search
 from bitwright.quant.model.assign import Choice, assign, fallback, without_ignored
 from bitwright.quant.model.attention import Attentions
+from bitwright.quant.model.calibrated_ranges import with_calibrated_ranges
 from bitwright.quant.model.carried_state import carries_state
 from bitwright.quant.model.embeddings import Lookup, chosen_lookups
 from bitwright.quant.model.layer_names import LayerNames
@@ -202,7 +203,7 @@ def rewrite_graph(state: QuantizationState) -> None:
         graph = upcast_rope_tables(graph)
     if not state.policy.is_plain:
         graph = graph.with_(meta={**graph.meta, PRECISION: state.policy.to_json()})
-    state.quantized = graph
+    state.quantized = with_calibrated_ranges(graph, state)
 
 
 def meets_output_sqnr(state: QuantizationState) -> bool:

@@ -96,6 +96,14 @@ class Program:
         """The interpreter fallbacks of the graph and its bodies."""
         return self.artifact.fallbacks
 
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the constants and of the arena for the sizes that ran so far."""
+        constants = [b.array for b in self.schedule.buffers if b.storage is Storage.CONSTANT]
+        return sum(array.nbytes for array in constants if array is not None) + (
+            self._plans.arena.nbytes
+        )
+
     def copy(self) -> Program:
         """A program with the same code, its own arena and its own states."""
         twin = Program(self.graph, self.target, self._pool.threads, self.artifact)
