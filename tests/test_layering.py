@@ -29,7 +29,7 @@ ORDER = (
     ("train",),
     ("export",),
     ("onnx_backend",),
-    ("tune",),
+    ("tuning",),
     ("report",),
     ("demo",),
     ("__init__",),  # the public names: `bitwright` itself

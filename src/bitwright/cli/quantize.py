@@ -49,9 +49,7 @@ if TYPE_CHECKING:  # commands import on use, so that --help is quick
 )
 @click.option(
     "--float-precision",
-    default="f32",
-    show_default=True,
-    help="Precision of float layers: f32, bf16, f16 or a policy.",
+    help="Precision of float layers: f32, bf16, f16 or a policy; default: the recipe's, else f32.",
 )
 @export_options
 @subset_option
@@ -70,7 +68,7 @@ def quantize(
     statistics: str | None,
     output: str,
     recipe: str,
-    float_precision: str,
+    float_precision: str | None,
     subset: int | None,
     evaluation: str | None,
     threads: int | None,

@@ -79,7 +79,7 @@ def quantize(
     subset: int | None = None,
     threads: int | None = None,
     progress: bool | None = None,
-    float_precision: str | Policy = "f32",
+    float_precision: str | Policy | None = None,
 ) -> Quantized:
     """Quantize a model (graph, path, bytes, ModelProto or PyTorch module) with calibration data.
 
@@ -88,12 +88,13 @@ def quantize(
     continues after the batches that it contains, and needs no data if there are none left.
     `statistics` may also be what `bw.calibrate` returned, or its file: the model then gets static
     ranges and nearest rounding, and nothing is measured. A weight-only recipe with rounding
-    "nearest" needs neither. Float layers run at `float_precision` ("bf16", "f16" or a policy) in
-    bitwright, and in f32 in other runtimes.
+    "nearest" needs neither. Float layers run at `float_precision` ("bf16", "f16" or a policy; None:
+    the recipe's) in bitwright, and in f32 in other runtimes.
     """
     begin = time.perf_counter()
     rules = as_recipe(recipe)
-    float_policy = policy(_POLICIES.get(str(float_precision), float_precision))
+    precision = rules.float_precision if float_precision is None else float_precision
+    float_policy = float_policy_of(precision)
     ranges = find_ranges(statistics, has_data=data is not None)
     file = StatsFile.at(statistics) if ranges is None else None
     has_data = _has_data(rules, data, file, ranges)
@@ -130,6 +131,11 @@ def quantize(
             warnings.warn(note, DataWarning, stacklevel=2)
     report.seconds = time.perf_counter() - begin
     return Quantized(state.quantized, report, state.rules.consumer)
+
+
+def float_policy_of(precision: str | Policy) -> Policy:
+    """The policy of float layers that a precision or a policy names."""
+    return policy(_POLICIES.get(str(precision), precision))
 
 
 def _has_data(rules: Recipe, data: Any, file: StatsFile | None, ranges: Ranges | None) -> bool:

@@ -96,6 +96,12 @@ class Program:
         """The interpreter fallbacks of the graph and its bodies."""
         return self.artifact.fallbacks
 
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of object code, constants and, after a run, the arena; bodies included."""
+        inner = sum(body.memory_bytes for bodies in self._bodies.values() for body in bodies.values())
+        return self.artifact.nbytes + int(self._plans.arena.nbytes) + inner
+
     def copy(self) -> Program:
         """A program with the same code, its own arena and its own states."""
         twin = Program(self.graph, self.target, self._pool.threads, self.artifact)
