@@ -47,6 +47,7 @@ if TYPE_CHECKING:  # for type checkers and editors
     from bitwright.train.qat.convert import convert_qat
     from bitwright.train.qat.prepare import prepare_qat
     from bitwright.train.trainer import Trainer
+    from bitwright.tuning.search import tune
 
 __version__ = "0.1.0"
 
@@ -57,7 +58,8 @@ __all__ = [
     "calibrate", "compare", "compile", "convert", "convert_qat", "dtype", "export_onnx",
     "from_torch", "grad", "hvp", "jvp", "load", "load_lora", "load_parameters", "merge_lora", "nn",
     "parse", "prepare_qat", "profile", "quant", "quantize", "quantize_tensor", "register_custom",
-    "remove_lora", "save_lora", "to_text", "train", "unmerge_lora", "verify",
+    "remove_lora", "save_lora", "to_text", "train", "tune", "unmerge_lora",
+    "verify",
 ]  # fmt: skip
 
 _HOME = {
@@ -107,6 +109,7 @@ _HOME = {
     "save_lora": "bitwright.train.lora.file",
     "to_text": "bitwright.ir",
     "train": "bitwright",
+    "tune": "bitwright.tuning.search",
     "unmerge_lora": "bitwright.train.lora.merge",
     "verify": "bitwright.ops.core.check",
 }

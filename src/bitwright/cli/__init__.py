@@ -11,8 +11,9 @@ from bitwright.cli import explain as _explain
 from bitwright.cli import model as _model
 from bitwright.cli import quantize as _quantize
 from bitwright.cli import train as _train
+from bitwright.cli import tune as _tune
 from bitwright.cli.common import main
 
 # the imports register the commands
-assert all((_bench, _calibrate, _convert, _explain, _model, _quantize, _train))
+assert all((_bench, _calibrate, _convert, _explain, _model, _quantize, _train, _tune))
 __all__ = ["main"]

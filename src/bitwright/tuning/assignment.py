@@ -3,11 +3,11 @@
     minimize    sum of cost(u, precision of u)  +  glue of neighbours of unlike layout
     subject to  sum of error(u, precision of u) <= allowed
 
-Without glue this is a multiple-choice knapsack. `front` adds one unit after the other to a list of
-non-dominated (error, cost) states, so one pass gives the optimum for every allowed error. The list
-is exact up to `MAX_STATES` states; beyond that it is thinned evenly and stays feasible. Glue is
-then lowered by moves of one unit or of two neighbours. Everything is deterministic: equal tables
-give equal assignments.
+`front` adds one unit after the other to lists of non-dominated (error, cost) states, so one pass
+gives the optimum for every allowed error. There is one list for each combination of layouts of the
+units that later units are glued to, so glue is exact too. Lists longer than `MAX_STATES` are
+thinned evenly and stay feasible; beyond `MAX_OPEN` units with later neighbours, the least glue is
+left out. Everything is deterministic: equal tables give equal assignments.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 from bitwright.ir.arrays import Array
 
 MAX_STATES = 4096
+MAX_OPEN = 5
 _SLACK = 1 + 1e-9
 """Sums of errors in another order may differ in the last bits."""
 
@@ -75,22 +76,91 @@ def _is_paid(glue: Glue, precisions: Mapping[str, str], layouts: frozenset[str])
     return (precisions[glue.first] in layouts) != (precisions[glue.second] in layouts)
 
 
-def front(table: Table, max_states: int = MAX_STATES) -> list[Assignment]:
-    """The non-dominated assignments without glue, by increasing error and decreasing cost."""
-    errors, costs = np.zeros(1), np.zeros(1)
-    history: list[tuple[Array, Array]] = []
-    for options in table.values():
-        names = list(options)
-        added = np.array([(options[n].error, options[n].cost) for n in names])
-        all_errors = (errors[:, None] + added[:, 0]).reshape(-1)
-        all_costs = (costs[:, None] + added[:, 1]).reshape(-1)
-        kept = _thinned(_non_dominated(all_errors, all_costs), max_states)
-        history.append((kept // len(names), kept % len(names)))
-        errors, costs = all_errors[kept], all_costs[kept]
-    return [
-        Assignment(_traced(table, history, at), float(costs[at]), float(errors[at]))
-        for at in range(len(errors))
-    ]
+@dataclass
+class _States:
+    """Non-dominated states of one combination of layouts."""
+
+    errors: Array
+    costs: Array
+    trace: Array
+    """Rows of (group, row in the group, option) of the step before."""
+
+
+def front(
+    table: Table,
+    glue: Sequence[Glue] = (),
+    layouts: frozenset[str] = frozenset(),
+    max_states: int = MAX_STATES,
+    most: int | None = None,
+) -> list[Assignment]:
+    """The non-dominated assignments, by increasing error and decreasing cost; at most `most`."""
+    edges = _edges(list(table), glue)
+    start = _States(np.zeros(1), np.zeros(1), np.zeros((1, 3), np.int64))
+    groups: dict[tuple[bool, ...], _States] = {(): start}
+    open_: list[int] = []
+    history: list[list[_States]] = []
+    for number, options in enumerate(table.values()):
+        after = [i for i in (*open_, number) if any(j > number for j in edges.get(i, ()))]
+        history.append(list(groups.values()))
+        groups = _step(groups, open_, after, number, options, edges, layouts, max_states)
+        open_ = after
+    (last,) = groups.values()
+    places = _spread(last.errors, most or max_states)
+    return [evaluate(table, _traced(table, history, last, int(at)), glue, layouts) for at in places]
+
+
+def _edges(units: list[str], glue: Sequence[Glue]) -> dict[int, dict[int, float]]:
+    """Glue by place of the earlier and of the later unit, with few open places at a time."""
+    place = {unit: number for number, unit in enumerate(units)}
+    found: dict[int, dict[int, float]] = {}
+    for one in glue:
+        first, second = sorted((place[one.first], place[one.second]))
+        own = found.setdefault(first, {})
+        own[second] = own.get(second, 0.0) + one.cost
+    for number in range(len(units)):
+        open_ = [i for i in range(number + 1) if any(j > number for j in found.get(i, ()))]
+        while len(open_) > MAX_OPEN:
+            least = min(open_, key=lambda i: sum(c for j, c in found[i].items() if j > number))
+            found[least] = {j: c for j, c in found[least].items() if j <= number}
+            open_.remove(least)
+    return found
+
+
+def _step(
+    groups: dict[tuple[bool, ...], _States],
+    before: list[int],
+    after: list[int],
+    number: int,
+    options: Mapping[str, Option],
+    edges: dict[int, dict[int, float]],
+    layouts: frozenset[str],
+    max_states: int,
+) -> dict[tuple[bool, ...], _States]:
+    """The states after one more unit."""
+    parts: dict[tuple[bool, ...], list[_States]] = {}
+    for group, (bits, states) in enumerate(groups.items()):
+        known = dict(zip(before, bits, strict=True))
+        for place, (name, option) in enumerate(options.items()):
+            own = {**known, number: name in layouts}
+            paid = (edges.get(i, {}).get(number, 0.0) for i in before if known[i] != own[number])
+            trace = np.zeros((len(states.errors), 3), np.int64)
+            trace[:, 0], trace[:, 1], trace[:, 2] = group, np.arange(len(trace)), place
+            made = _States(
+                states.errors + option.error, states.costs + option.cost + sum(paid), trace
+            )
+            parts.setdefault(tuple(own[i] for i in after), []).append(made)
+    most = max(16, max_states // len(parts))
+    return {bits: _joined(found, most) for bits, found in parts.items()}
+
+
+def _joined(parts: list[_States], most: int) -> _States:
+    """All states of the parts that no other one dominates."""
+    errors = np.concatenate([one.errors for one in parts])
+    costs = np.concatenate([one.costs for one in parts])
+    trace = np.concatenate([one.trace for one in parts])
+    kept = _non_dominated(errors, costs)
+    kept = kept[_spread(errors[kept], most)]
+    return _States(errors[kept], costs[kept], trace[kept])
 
 
 def _non_dominated(errors: Array, costs: Array) -> Array:
@@ -102,21 +172,27 @@ def _non_dominated(errors: Array, costs: Array) -> Array:
     return np.asarray(order[is_better])
 
 
-def _thinned(kept: Array, most: int) -> Array:
-    if len(kept) <= most:
-        return kept
-    places = np.unique(np.linspace(0, len(kept) - 1, most).round().astype(np.int64))
-    return np.asarray(kept[places])
+def _spread(errors: Array, most: int) -> Array:
+    """Places of at most `most` of the increasing errors: half evenly by place, half by ratio."""
+    if len(errors) <= most:
+        return np.arange(len(errors))
+    half = max(2, most // 2)
+    even = np.linspace(0, len(errors) - 1, half).round().astype(np.int64)
+    positive = errors[errors > 0]
+    ratios = np.geomspace(positive[0], positive[-1], half)
+    return np.unique(
+        np.concatenate([even, np.searchsorted(errors, ratios)]).clip(0, len(errors) - 1)
+    )
 
 
-def _traced(table: Table, history: list[tuple[Array, Array]], at: int) -> dict[str, str]:
+def _traced(table: Table, history: list[list[_States]], last: _States, at: int) -> dict[str, str]:
     """The precisions that lead to a final state."""
     found: list[str] = []
-    for options, (before, chosen) in zip(
-        reversed(list(table.values())), reversed(history), strict=True
-    ):
-        found.append(list(options)[int(chosen[at])])
-        at = int(before[at])
+    states = last
+    for options, groups in zip(reversed(list(table.values())), reversed(history), strict=True):
+        group, row, place = (int(n) for n in states.trace[at])
+        found.append(list(options)[place])
+        states, at = groups[group], row
     return dict(zip(table, reversed(found), strict=True))
 
 
@@ -125,78 +201,7 @@ def solve(
     allowed: float,
     glue: Sequence[Glue] = (),
     layouts: frozenset[str] = frozenset(),
-    states: Sequence[Assignment] | None = None,
 ) -> Assignment | None:
-    """The cheapest assignment with at most the allowed error; None if there is none.
-
-    `states` is the result of `front`, if it is known.
-    """
-    found = [one for one in (states or front(table)) if one.error <= allowed * _SLACK]
-    if not found:
-        return None
-    if not glue:
-        return found[-1]
-    starts = [found[-1], found[len(found) // 2], found[0]]
-    starts += [one for one in _uniform(table, glue, layouts) if one.error <= allowed * _SLACK]
-    improved = [_improved(table, one, allowed, glue, layouts) for one in starts]
-    return min(improved, key=lambda one: (one.cost, one.error))
-
-
-def _uniform(table: Table, glue: Sequence[Glue], layouts: frozenset[str]) -> list[Assignment]:
-    """For each precision, the assignment with it wherever a unit has it."""
-    names = dict.fromkeys(name for options in table.values() for name in options)
-    return [
-        evaluate(
-            table, {u: name if name in o else next(iter(o)) for u, o in table.items()}, glue, layouts
-        )
-        for name in names
-    ]
-
-
-def _improved(
-    table: Table,
-    start: Assignment,
-    allowed: float,
-    glue: Sequence[Glue],
-    layouts: frozenset[str],
-) -> Assignment:
-    """The assignment after all moves of one unit, or of two neighbours, that lower its cost."""
-    precisions = dict(start.precisions)
-    near: dict[str, list[Glue]] = {unit: [] for unit in table}
-    for one in glue:
-        near[one.first].append(one)
-        near[one.second].append(one)
-    groups = [(unit,) for unit in table] + [(one.first, one.second) for one in glue]
-    error = evaluate(table, precisions).error
-    is_changed = True
-    while is_changed:
-        is_changed = False
-        for group in groups:
-            edges = list(dict.fromkeys(edge for unit in group for edge in near[unit]))
-
-            def local(units: tuple[str, ...] = group, around: list[Glue] = edges) -> float:
-                own = sum(table[unit][precisions[unit]].cost for unit in units)
-                return own + sum(e.cost for e in around if _is_paid(e, precisions, layouts))
-
-            before = tuple(precisions[unit] for unit in group)
-            rest = error - sum(table[u][p].error for u, p in zip(group, before, strict=True))
-            best, best_cost, best_error = before, local(), error
-            for choice in _choices(table, group):
-                total = rest + sum(table[u][p].error for u, p in zip(group, choice, strict=True))
-                if total > allowed * _SLACK:
-                    continue
-                precisions.update(zip(group, choice, strict=True))
-                cost = local()
-                if cost < best_cost * (1 - 1e-12) - 1e-15:
-                    best, best_cost, best_error = choice, cost, total
-            precisions.update(zip(group, best, strict=True))
-            if best != before:
-                is_changed, error = True, best_error
-    return evaluate(table, precisions, glue, layouts)
-
-
-def _choices(table: Table, group: tuple[str, ...]) -> list[tuple[str, ...]]:
-    found: list[tuple[str, ...]] = [()]
-    for unit in group:
-        found = [(*before, name) for before in found for name in table[unit]]
-    return found
+    """The cheapest assignment with at most the allowed error; None if there is none."""
+    found = [one for one in front(table, glue, layouts) if one.error <= allowed * _SLACK]
+    return min(found, key=lambda one: (one.cost, one.error), default=None)

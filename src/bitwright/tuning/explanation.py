@@ -8,6 +8,8 @@ from bitwright.tuning.precisions import BF16, FLOAT, SCHEMES
 from bitwright.tuning.tables import Tables
 from bitwright.tuning.units import Unit
 
+_NOTABLE = 0.002
+"""Fractions of the run time below this are not mentioned."""
 UNTIMED = "not timed: the search ended before it"
 
 
@@ -63,9 +65,11 @@ def _reason(
     if objective != "latency":
         return f"{chosen} for its {objective}: {gain}"
     others = {n: s for n, s in _quantized(tables, unit).items() if n != chosen}
-    if others and min(others.values()) < own:
-        best = min(others, key=lambda name: others[name])
-        return f"{gain}; {best} has more error and takes {milliseconds(others[best] - own)}"
+    best = min(others, key=lambda name: others[name], default=chosen)
+    times = _error(tables, unit.name, best) / (_error(tables, unit.name, chosen) or 1.0)
+    if best != chosen and times > 1 and own - others[best] > _NOTABLE * total_time:
+        more = f"{best} would take {milliseconds(others[best] - own)} for {times:.2g} times"
+        return f"{gain}; {more} the error"
     return gain
 
 

@@ -1,10 +1,10 @@
 """The precisions that a unit may have, and the recipe of an assignment.
 
-    f32            float
-    bf16           float at half the width, where the machine multiplies bf16
-    int8-static    8-bit weights, activations with static ranges
-    int8-dynamic   8-bit weights, activations with ranges computed at run time
-    w8, w4         8-bit or 4-bit weights, float activations
+f32            float
+bf16           float at half the width, where the machine multiplies bf16
+int8-static    8-bit weights, activations with static ranges
+int8-dynamic   8-bit weights, activations with ranges computed at run time
+w8, w4         8-bit or 4-bit weights, float activations
 """
 
 from __future__ import annotations

@@ -13,10 +13,12 @@ from bitwright.tuning.assignment import Assignment
 from bitwright.tuning.precisions import FLOAT, recipe_of
 from bitwright.tuning.session import NOISE, Session
 from bitwright.tuning.tables import Tables, glue_elements
-from bitwright.tuning.trial import Trial, recipe_key
+from bitwright.tuning.trial import FLOAT_NAME, Trial, recipe_key
 
 MAX_TRIALS = 12
 MAX_CORRECTIONS = 2
+MAX_CHANGE = 4.0
+"""The most that a measured time changes the cost of boundaries, as a factor."""
 GAIN = 0.01
 """The least predicted gain of a candidate that is tried."""
 MARGIN = 0.9
@@ -58,17 +60,26 @@ class Refinement:
             self._tried.add(trial.key)
 
     def _predicted(self, one: Assignment) -> float:
-        """The predicted objective of a candidate, relative to the measured float model."""
+        """The predicted objective of a candidate.
+
+        Latency is relative to the best model's, whose steps were timed under the same conditions
+        as the candidate's; bytes are relative to the float model's.
+        """
         session, tables = self.session, self.tables
-        plain = session.named("float")
-        assert plain is not None
-        units = {unit: FLOAT for unit in one.precisions}
-        base = tables.evaluate(session.problem.prepared, session.objective, units)
-        assert base is not None
-        scale = 1.0
-        if session.objective == "latency":
-            scale = plain.latency / tables.times[FLOAT].run_seconds
-        return plain.value(session.objective) + scale * (one.cost - base.cost)
+        graph, objective = session.problem.prepared, session.objective
+        reference = session.best
+        known = None
+        if objective == "latency" and reference is not None:
+            known = tables.evaluate(graph, objective, reference.precisions)
+        if known is None:
+            reference = session.named(FLOAT_NAME)
+            known = tables.evaluate(graph, objective, dict.fromkeys(one.precisions, FLOAT))
+        assert reference is not None and known is not None
+        value = reference.value(objective)
+        if objective != "latency":
+            return value + one.cost - known.cost
+        overhead = tables.times[FLOAT].overhead_seconds
+        return value * (one.cost + overhead) / max(1e-12, known.cost + overhead)
 
     def _open(self, ladder: list[Assignment]) -> list[Assignment]:
         """Candidates between the bounds that are predicted to be better than the best model."""
@@ -141,5 +152,7 @@ class Refinement:
         if not elements:
             return False
         self._corrections += 1
-        tables.boundary = max(0.0, tables.boundary + (trial.latency - predicted) / elements)
-        return tables.boundary > 0
+        wanted = tables.boundary + (trial.latency - predicted) / elements
+        measured = tables.measured_boundary()
+        tables.boundary = min(max(wanted, measured / MAX_CHANGE), measured * MAX_CHANGE)
+        return True

@@ -27,13 +27,13 @@ from bitwright.errors import BitwrightError
 from bitwright.quant.data.batches import Transform
 from bitwright.tuning.journal import Journal
 from bitwright.tuning.metric import Evaluate, MaxDrop, Metric
-from bitwright.tuning.precisions import BF16, FLOAT, float_recipe
+from bitwright.tuning.precisions import FLOAT, float_recipe
 from bitwright.tuning.problem import digest_of, hardware_key, prepare_problem
 from bitwright.tuning.ray_trials import RayScores, import_ray
 from bitwright.tuning.refinement import Refinement
 from bitwright.tuning.result import Tuned
-from bitwright.tuning.summary import make_result
 from bitwright.tuning.session import OnBest, OutOfBudgetError, Session
+from bitwright.tuning.summary import make_result
 from bitwright.tuning.tables import Tables
 from bitwright.tuning.trial import FLOAT_NAME, INT8_NAME, OBJECTIVES
 from bitwright.tuning.variants import measure_variants
@@ -75,9 +75,7 @@ def tune(
     """
     begin = time.perf_counter()
     if objective not in OBJECTIVES:
-        raise BitwrightError(
-            f"there is no objective {objective!r}", expected=", ".join(OBJECTIVES)
-        )
+        raise BitwrightError(f"there is no objective {objective!r}", expected=", ".join(OBJECTIVES))
     drop, seconds = MaxDrop.of(max_drop), parse_budget(budget)
     if resume and workdir is None:
         raise BitwrightError("only a search with a workdir can continue", expected="workdir")
@@ -143,6 +141,3 @@ def parse_budget(given: str | float) -> float:
             "budget is not a time", expected='seconds, "90s", "5m" or "1h"', found=repr(given)
         )
     return float(found[1]) * _UNITS[found[2]]
-
-
-__all__ = ["BF16", "parse_budget", "tune"]

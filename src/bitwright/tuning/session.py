@@ -69,13 +69,15 @@ class Session:
         self.trials: dict[str, Trial] = {}
         self.best: Trial | None = None
         self.scores: RayScores | None = None
+        self.pinned: set[str] = set()
+        """Keys of recipes whose models stay in memory."""
         self._models: dict[str, Model] = {}
         self._exes: dict[str, Executable] = {}
         self._float_seconds = math.nan
         self._ratios: dict[str, list[float]] = {}
         """Times relative to the float model's, by model."""
-        self._slowest = 0.0
-        """Seconds of the longest trial."""
+        self._build_seconds = self._score_seconds = 0.0
+        """The longest so far, without and with the user's function."""
 
     # the clock
 
@@ -85,7 +87,7 @@ class Session:
 
     def require_time(self, expected: float | None = None) -> None:
         """Raise if the next piece of work would end after the budget."""
-        needed = self._slowest if expected is None else expected
+        needed = self._build_seconds if expected is None else expected
         if self.best is not None and self.elapsed + needed > self.budget:
             raise OutOfBudgetError
 
@@ -114,7 +116,7 @@ class Session:
 
     def forget(self) -> None:
         """Free the models that are not needed for comparison."""
-        kept = {recipe_key(float_recipe(FLOAT)), recipe_key({"base": "int8"})}
+        kept = {recipe_key(float_recipe(FLOAT)), recipe_key({"base": "int8"}), *self.pinned}
         if self.best is not None:
             kept.add(self.best.key)
         for held in (self._models, self._exes):
@@ -152,11 +154,14 @@ class Session:
         made.nbytes = weight_bytes(graph_of(model))
         made.latency = self._latency(made, exe)
         made.memory = memory_bytes(exe)
+        self._build_seconds = max(self._build_seconds, time.perf_counter() - begin)
+        begin = time.perf_counter()
         if name == FLOAT_NAME:
             made.score, made.error = self._reference(exe), 0.0
         elif always_score or self._could_be_best(made):
+            self.require_time(self._score_seconds)
             self._score(made, exe)
-        self._slowest = max(self._slowest, time.perf_counter() - begin)
+        self._score_seconds = max(self._score_seconds, time.perf_counter() - begin)
         best_latency = None if self.best is None else self.best.latency
         self.record("trial", recipe=recipe, trial=made.to_json(), best_latency=best_latency)
         return self._take(made)
@@ -293,6 +298,4 @@ class Session:
             for trial in finalists
             if trial.value(self.objective) <= least * (1 + NOISE[self.objective])
         ]
-        self.set_best(
-            max(close, key=lambda t: (self.metric.goodness(t.score), -(t.error or 0.0)))
-        )
+        self.set_best(max(close, key=lambda t: (self.metric.goodness(t.score), -(t.error or 0.0))))

@@ -14,11 +14,13 @@ from typing import Any
 
 from bitwright.backends.base import Profile
 from bitwright.executable import Executable
+from bitwright.ir.dim import evaluate
 from bitwright.ir.graph import Graph, Node
 
 REST = ""
 """The unit of steps that belong to none."""
 _QUANTIZES = ("quantize", "dynamic_quantize")
+_CHEAP = ("add", "cast", "clip", "mul")
 
 
 @dataclass
@@ -28,6 +30,8 @@ class VariantTimes:
     units: dict[str, float] = field(default_factory=dict)
     run_seconds: float = float("inf")
     """The whole run, measured by the caller."""
+    overhead_seconds: float = 0.0
+    """The time of a run outside of its steps."""
     boundary_seconds: float = 0.0
     """Steps that only quantize."""
     boundary_elements: float = 0.0
@@ -44,7 +48,11 @@ def profile_variant(
     found: Profile = exe.engine.profile(feeds, rounds)
     final: Graph = exe.engine.graph  # type: ignore[attr-defined]
     homes = _Homes(final, owner)
-    times = VariantTimes(run_seconds=found.run_seconds, bindings=dict(found.bindings))
+    times = VariantTimes(
+        run_seconds=found.run_seconds,
+        overhead_seconds=found.overhead_seconds,
+        bindings=dict(found.bindings),
+    )
     for timed in found.steps:
         unit = homes.of(timed.step.node)
         times.units[unit] = times.units.get(unit, 0.0) + timed.seconds
@@ -62,6 +70,7 @@ def merged(one: VariantTimes, other: VariantTimes) -> VariantTimes:
     return VariantTimes(
         units,
         min(one.run_seconds, other.run_seconds),
+        min(one.overhead_seconds, other.overhead_seconds),
         min(one.boundary_seconds, other.boundary_seconds),
         one.boundary_elements,
         one.bindings,
@@ -116,11 +125,9 @@ class _Homes:
 def _only_quantizes(node: Node) -> bool:
     if node.op == "fused":
         inner = [n.op for n in node.attrs["body"].nodes if not n.is_boundary]
-        return bool(inner) and set(inner) <= {*_QUANTIZES, "cast", "round", "clip", "add", "mul"}
+        return bool(set(inner) & set(_QUANTIZES)) and set(inner) <= {*_QUANTIZES, *_CHEAP}
     return node.op in _QUANTIZES
 
 
 def _elements(node: Node, bindings: Mapping[str, int]) -> float:
-    from bitwright.ir.dim import evaluate
-
     return float(evaluate(node.outputs[0].tensor.count, bindings))

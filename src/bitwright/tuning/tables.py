@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-import numpy as np
 
 from bitwright.ir.dim import evaluate
 from bitwright.ir.graph import Graph
@@ -85,9 +82,11 @@ class Tables:
         if objective != "latency":
             return []
         bindings = self.times[FLOAT].bindings
+        # boundaries of units that are never in this layout are in the times of the variants
+        open_ = {name for layout in LAYOUTS for name in self.available.get(layout, ())}
         found = []
         for first, second, name in neighbours(graph, self.units):
-            value = graph.values.get(name)
+            value = graph.values.get(name) if {first, second} <= open_ else None
             if value is None or not isinstance(value.type, TensorType):
                 continue
             try:
@@ -109,15 +108,8 @@ class Tables:
         if not table:
             return []
         glue = [g for g in self.glue(graph, objective) if g.first in table and g.second in table]
-        states = assignment.front(table)
-        places = np.linspace(0, len(states) - 1, min(MAX_RUNGS, len(states))).round().astype(int)
-        found: dict[Any, Assignment] = {}
-        for place in sorted(set(places.tolist())):
-            best = assignment.solve(table, states[place].error, glue, LAYOUTS, states)
-            if best is not None:
-                found[best.key] = best
         kept: list[Assignment] = []
-        for one in sorted(found.values(), key=lambda a: (a.error, a.cost)):
+        for one in assignment.front(table, glue, LAYOUTS, most=MAX_RUNGS):
             if not kept or one.cost < kept[-1].cost:
                 kept.append(one)
         return kept
@@ -137,5 +129,7 @@ def glue_elements(
     graph: Graph, tables: Tables, precisions: Mapping[str, str], glue: Sequence[Glue]
 ) -> float:
     """Elements at the boundaries between units of unlike layout."""
-    paid = [g for g in glue if (precisions[g.first] in LAYOUTS) != (precisions[g.second] in LAYOUTS)]
+    paid = [
+        g for g in glue if (precisions[g.first] in LAYOUTS) != (precisions[g.second] in LAYOUTS)
+    ]
     return sum(g.cost for g in paid) / tables.boundary if tables.boundary else 0.0

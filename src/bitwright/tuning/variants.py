@@ -20,7 +20,7 @@ from bitwright.tuning.prediction import predict_unit_errors
 from bitwright.tuning.session import Session
 from bitwright.tuning.step_times import VariantTimes, merged, profile_variant
 from bitwright.tuning.tables import Tables
-from bitwright.tuning.trial import graph_of, schemes_in
+from bitwright.tuning.trial import INT8_NAME, graph_of, schemes_in
 from bitwright.tuning.units import owners
 
 PASSES, ROUNDS = 3, 4
@@ -38,9 +38,26 @@ def measure_variants(session: Session, tables: Tables) -> None:
     tables.boundary = tables.measured_boundary()
     chosen = [name for name in wanted if name != FLOAT and _is_wanted(session, tables, name)]
     for name in chosen:
-        if name != BF16:
-            session.trial(f"all {name}", uniform_recipe(name))
+        if name != BF16 and not _is_known(session, uniform_recipe(name)):
+            session.trial(f"all {name}", uniform_recipe(name), _uniform(tables, name))
     predict_unit_errors(session, tables, chosen)
+    session.pinned.clear()
+    session.forget()
+
+
+def _uniform(tables: Tables, name: str) -> dict[str, str]:
+    """A precision for every unit that can have it; attention and lookups have their own."""
+    own = tables.available[name]
+    return {unit.name: name if unit.name in own else FLOAT for unit in tables.units}
+
+
+def _is_known(session: Session, recipe: dict[str, Any]) -> bool:
+    """Whether the plain int8 model has the same schemes."""
+    known = session.journal.last("trial", recipe=recipe)
+    plain = session.named(INT8_NAME)
+    if known is not None or plain is None:
+        return False
+    return session.precisions_in(session.model(recipe)) == plain.precisions
 
 
 def _is_wanted(session: Session, tables: Tables, name: str) -> bool:
@@ -92,11 +109,15 @@ def _variant(session: Session, tables: Tables, name: str) -> tuple[Executable, l
         precision = "mixed_bf16" if name == BF16 else "f32"
         exe = compile_graph(session.problem.prepared, threads=threads, precision=precision)
         return exe, [unit.name for unit in possible]
-    model = session.builder.build(_timing_recipe(name))
+    recipe = _timing_recipe(name)
+    if recipe == uniform_recipe(name):  # it is needed again
+        session.pinned.add(session.key(recipe))
+    model = session.model(recipe)
     assert isinstance(model, Quantized)
     got = schemes_in(model.report)
     is_float = SCHEMES[FLOAT]
     found = [u.name for u in possible if got.get(u.layers[0], is_float) != is_float]
+    session.forget()
     return compile_graph(graph_of(model), threads=threads), found
 
 

@@ -13,10 +13,11 @@
     {"base": "w4", "weight_bits": {"lm_head": 8, "*": 4}, "block": {"lm_head": 0}}
 
 `weight_bits` and `block` may be maps of patterns; the first that matches counts, and the base
-recipe's value where none does. A pattern is a name, a shell pattern (`block.*`), or `re:` with a regular expression that matches
-from the start. It is compared with the names of a layer, of its weight and of its module
-(`quant.model.layer_names`). Recipes are dicts, YAML or JSON files, or one of the names above.
-`quant.model.config` has the typed form. Old names of options and schemes (`aliases`) still work.
+recipe's value where none does. A pattern is a name, a shell pattern (`block.*`), or `re:` with a
+regular expression that matches from the start. It is compared with the names of a layer, of its
+weight and of its module (`quant.model.layer_names`). Recipes are dicts, YAML or JSON files, or one
+of the names above. `quant.model.config` has the typed form. Old names of options and schemes
+(`aliases`) still work.
 """
 
 from __future__ import annotations
@@ -126,7 +127,9 @@ class Recipe:
         """Weight bits and block of a layer, by the first patterns that match one of its names."""
         given = list(names)
         found = [
-            next((n for pattern, n in m.items() if any(matches(pattern, g) for g in given)), default)
+            next(
+                (n for pattern, n in m.items() if any(matches(pattern, g) for g in given)), default
+            )
             for m, default in (
                 (self.weight_bits_of, self.weight_bits),
                 (self.block_of, self.block),

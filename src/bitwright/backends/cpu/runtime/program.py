@@ -99,7 +99,9 @@ class Program:
     @property
     def memory_bytes(self) -> int:
         """Bytes of object code, constants and, after a run, the arena; bodies included."""
-        inner = sum(body.memory_bytes for bodies in self._bodies.values() for body in bodies.values())
+        inner = sum(
+            body.memory_bytes for bodies in self._bodies.values() for body in bodies.values()
+        )
         return self.artifact.nbytes + int(self._plans.arena.nbytes) + inner
 
     def copy(self) -> Program:
