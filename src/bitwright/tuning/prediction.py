@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
+from bitwright.errors import BitwrightError
 from bitwright.quant.model.quantize import Quantized
+from bitwright.tuning.attribution import predict_errors
 from bitwright.tuning.precisions import BF16, float_recipe, uniform_recipe
 from bitwright.tuning.session import Session
 from bitwright.tuning.tables import Tables
 from bitwright.tuning.units import Unit
 
 Energies = Mapping[str, float]
+PREDICTION_BATCHES = 3
+"""Batches that derivatives are computed on."""
 
 
 def predict_unit_errors(session: Session, tables: Tables, precisions: Sequence[str]) -> None:
@@ -21,11 +26,17 @@ def predict_unit_errors(session: Session, tables: Tables, precisions: Sequence[s
             session.require_time()
             total = _measured_error(session, precision)
             energies = {} if precision == BF16 else _energies(session, precision)
+            session.say(f"errors in {precision}: {total:.2e} of the signal")
             errors = unit_errors(tables.units, energies, total, scale_to_total=True)
             session.record("predictions", precision=precision, errors=errors)
             tables.errors[precision] = errors
         else:
             tables.errors[precision] = known["errors"]
+    for unit in tables.units:
+        if unit.kind == "lookup":  # tables are rounded alike in every precision
+            found = [errors[unit.name] for errors in tables.errors.values()]
+            if found:
+                tables.errors.setdefault("w8", {})[unit.name] = min(found)
 
 
 def _measured_error(session: Session, precision: str) -> float:
@@ -43,9 +54,18 @@ def _measured_error(session: Session, precision: str) -> float:
 
 
 def _energies(session: Session, precision: str) -> Energies:
+    """Error energies by layer: at the outputs, or at the layers' results where the outputs'
+    derivatives do not exist."""
     model = session.model(uniform_recipe(precision))
     session.forget()
     assert isinstance(model, Quantized)
+    problem = session.problem
+    with suppress(BitwrightError):
+        batches = problem.batches[:PREDICTION_BATCHES]
+        options = {precision: model}
+        found = predict_errors(problem.prepared, options, batches, threads=problem.threads)
+        if any(found[precision].values()):
+            return found[precision]
     return {
         layer.value: 10 ** (-layer.sqnr_db / 10)
         for layer in model.report.layers

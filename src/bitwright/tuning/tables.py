@@ -55,6 +55,8 @@ class Tables:
         """Whether a precision is the fastest of a unit by more than noise."""
         others = [name for name in self.times if name != precision]
         for unit in self.units:
+            if unit.kind == "lookup":
+                continue
             own = self.seconds(unit.name, precision)
             rest = [s for name in others if (s := self.seconds(unit.name, name)) is not None]
             if own is not None and rest and own < _SIGNIFICANT * min(rest):
