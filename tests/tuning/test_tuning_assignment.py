@@ -8,7 +8,7 @@ import pytest
 from bitwright.tuning.assignment import Glue, Option, evaluate, front, solve
 
 NAMES = ("f32", "int8-static", "int8-dynamic", "w4")
-STATIC = frozenset({"int8-static"})
+LAYOUTS = {"w4": "f32"}
 
 
 def table(units, seed, options=4):
@@ -24,7 +24,7 @@ def table(units, seed, options=4):
 
 def brute_force(given, allowed, glue=()):
     every = (
-        evaluate(given, dict(zip(given, names, strict=True)), glue, STATIC)
+        evaluate(given, dict(zip(given, names, strict=True)), glue, LAYOUTS)
         for names in product(*given.values())
     )
     return min((one for one in every if one.error <= allowed), key=lambda one: one.cost)
@@ -43,9 +43,9 @@ def test_boundaries_between_layouts_are_part_of_the_cost(seed):
     rng = np.random.default_rng(seed)
     pairs = [(0, 1), (1, 2), (2, 3), (3, 4), (0, 3), (4, 2)]
     glue = [Glue(f"u{i}", f"u{j}", float(rng.uniform(0, 1))) for i, j in pairs]
-    found, best = solve(given, 0.3, glue, STATIC), brute_force(given, 0.3, glue)
+    found, best = solve(given, 0.3, glue, LAYOUTS), brute_force(given, 0.3, glue)
     assert found.error <= 0.3
-    assert found.cost == pytest.approx(evaluate(given, found.precisions, glue, STATIC).cost)
+    assert found.cost == pytest.approx(evaluate(given, found.precisions, glue, LAYOUTS).cost)
     assert found.cost == pytest.approx(best.cost)
 
 

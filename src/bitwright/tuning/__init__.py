@@ -1,1 +1,1 @@
-"""Where the error of a quantized model comes from, and the search for the precision of each layer."""
+"""Where the error of a quantized model comes from, and the search for precisions."""

@@ -20,7 +20,7 @@ import numpy as np
 from bitwright.ir.arrays import Array
 
 MAX_STATES = 4096
-MAX_OPEN = 5
+MAX_OPEN = 3
 _SLACK = 1 + 1e-9
 """Sums of errors in another order may differ in the last bits."""
 
@@ -35,7 +35,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Glue:
-    """A cost between two units, paid if exactly one of them has a precision in `layouts`."""
+    """A cost between two units, paid if the layouts of their precisions differ."""
 
     first: str
     second: str
@@ -44,6 +44,9 @@ class Glue:
 
 Table = Mapping[str, Mapping[str, Option]]
 """Options by unit and precision."""
+Layouts = Mapping[str, str]
+"""How values are stored between units, by precision; by default each precision has its own."""
+NO_LAYOUTS: Layouts = {}
 
 
 @dataclass(frozen=True)
@@ -63,17 +66,19 @@ def evaluate(
     table: Table,
     precisions: Mapping[str, str],
     glue: Iterable[Glue] = (),
-    layouts: frozenset[str] = frozenset(),
+    layouts: Layouts = NO_LAYOUTS,
 ) -> Assignment:
     """The assignment with its cost and error."""
     cost = sum(table[unit][chosen].cost for unit, chosen in precisions.items())
     error = sum(table[unit][chosen].error for unit, chosen in precisions.items())
-    cost += sum(one.cost for one in glue if _is_paid(one, precisions, layouts))
+    cost += sum(one.cost for one in glue if is_paid(one, precisions, layouts))
     return Assignment(dict(precisions), cost, error)
 
 
-def _is_paid(glue: Glue, precisions: Mapping[str, str], layouts: frozenset[str]) -> bool:
-    return (precisions[glue.first] in layouts) != (precisions[glue.second] in layouts)
+def is_paid(glue: Glue, precisions: Mapping[str, str], layouts: Layouts) -> bool:
+    """Whether the layouts of two glued units differ."""
+    first, second = precisions[glue.first], precisions[glue.second]
+    return layouts.get(first, first) != layouts.get(second, second)
 
 
 @dataclass
@@ -89,14 +94,14 @@ class _States:
 def front(
     table: Table,
     glue: Sequence[Glue] = (),
-    layouts: frozenset[str] = frozenset(),
+    layouts: Layouts = NO_LAYOUTS,
     max_states: int = MAX_STATES,
     most: int | None = None,
 ) -> list[Assignment]:
     """The non-dominated assignments, by increasing error and decreasing cost; at most `most`."""
     edges = _edges(list(table), glue)
     start = _States(np.zeros(1), np.zeros(1), np.zeros((1, 3), np.int64))
-    groups: dict[tuple[bool, ...], _States] = {(): start}
+    groups: dict[tuple[str, ...], _States] = {(): start}
     open_: list[int] = []
     history: list[list[_States]] = []
     for number, options in enumerate(table.values()):
@@ -127,21 +132,21 @@ def _edges(units: list[str], glue: Sequence[Glue]) -> dict[int, dict[int, float]
 
 
 def _step(
-    groups: dict[tuple[bool, ...], _States],
+    groups: dict[tuple[str, ...], _States],
     before: list[int],
     after: list[int],
     number: int,
     options: Mapping[str, Option],
     edges: dict[int, dict[int, float]],
-    layouts: frozenset[str],
+    layouts: Layouts,
     max_states: int,
-) -> dict[tuple[bool, ...], _States]:
+) -> dict[tuple[str, ...], _States]:
     """The states after one more unit."""
-    parts: dict[tuple[bool, ...], list[_States]] = {}
-    for group, (bits, states) in enumerate(groups.items()):
-        known = dict(zip(before, bits, strict=True))
+    parts: dict[tuple[str, ...], list[_States]] = {}
+    for group, (stored, states) in enumerate(groups.items()):
+        known = dict(zip(before, stored, strict=True))
         for place, (name, option) in enumerate(options.items()):
-            own = {**known, number: name in layouts}
+            own = {**known, number: layouts.get(name, name)}
             paid = (edges.get(i, {}).get(number, 0.0) for i in before if known[i] != own[number])
             trace = np.zeros((len(states.errors), 3), np.int64)
             trace[:, 0], trace[:, 1], trace[:, 2] = group, np.arange(len(trace)), place
@@ -150,7 +155,7 @@ def _step(
             )
             parts.setdefault(tuple(own[i] for i in after), []).append(made)
     most = max(16, max_states // len(parts))
-    return {bits: _joined(found, most) for bits, found in parts.items()}
+    return {stored: _joined(found, most) for stored, found in parts.items()}
 
 
 def _joined(parts: list[_States], most: int) -> _States:
@@ -200,7 +205,7 @@ def solve(
     table: Table,
     allowed: float,
     glue: Sequence[Glue] = (),
-    layouts: frozenset[str] = frozenset(),
+    layouts: Layouts = NO_LAYOUTS,
 ) -> Assignment | None:
     """The cheapest assignment with at most the allowed error; None if there is none."""
     found = [one for one in front(table, glue, layouts) if one.error <= allowed * _SLACK]

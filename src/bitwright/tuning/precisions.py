@@ -31,8 +31,8 @@ SCHEMES = {
     "w4": "weight_only",
 }
 """The scheme of each precision in a recipe."""
-LAYOUTS = frozenset({STATIC})
-"""Precisions whose values are stored in 8 bits between units."""
+LAYOUTS = {"w8": FLOAT, "w4": FLOAT}
+"""Precisions that store values between units like another one does."""
 WEIGHT_BITS = {FLOAT: 32, BF16: 32, STATIC: 8, DYNAMIC: 8, "w8": 8, "w4": 4}
 """Bits of a stored weight; bf16 is a policy of the run, the file keeps f32."""
 BLOCK = 32

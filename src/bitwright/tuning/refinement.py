@@ -12,12 +12,14 @@ from __future__ import annotations
 from bitwright.tuning.assignment import Assignment
 from bitwright.tuning.precisions import FLOAT, recipe_of
 from bitwright.tuning.session import NOISE, Session
-from bitwright.tuning.tables import Tables, glue_elements
+from bitwright.tuning.tables import Tables
 from bitwright.tuning.trial import FLOAT_NAME, Trial, recipe_key
 
 MAX_TRIALS = 12
-MAX_CORRECTIONS = 2
-MAX_CHANGE = 4.0
+MAX_CORRECTIONS = 4
+MAX_FAILURES = 3
+"""Candidates in a row that are not faster than the best model."""
+MAX_CHANGE = 50.0
 """The most that a measured time changes the cost of boundaries, as a factor."""
 GAIN = 0.01
 """The least predicted gain of a candidate that is tried."""
@@ -39,14 +41,17 @@ class Refinement:
         if not self.tables.units:
             return "no layer can have another precision"
         self._learn_from_known()
-        ladder = self._ladder()
+        ladder, failures = self._ladder(), 0
         for number in range(MAX_TRIALS):
             open_ = self._open(ladder)
             if not open_:
                 return "nothing faster is left to try" if number else "converged"
             self._score_ahead(open_)
             candidate = self._next(open_)
-            trial = self._try(candidate, number)
+            trial = self._try(candidate)
+            failures = failures + 1 if trial is not self.session.best else 0
+            if failures >= MAX_FAILURES and trial.score is None:
+                return "predicted gains were not confirmed"
             if self._correct(candidate, trial):
                 ladder = self._ladder()
         return "converged"
@@ -119,7 +124,7 @@ class Refinement:
         wanted = [self._recipe(open_[place]) for place in sorted(places)]
         scores.compute([recipe for recipe in wanted if scores.known(recipe) is None])
 
-    def _try(self, candidate: Assignment, number: int) -> Trial:
+    def _try(self, candidate: Assignment) -> Trial:
         session = self.session
         recipe = self._recipe(candidate)
         predicted = candidate.error, self._predicted(candidate)
@@ -146,9 +151,7 @@ class Refinement:
         if abs(trial.latency - predicted) <= 2 * NOISE["latency"] * trial.latency:
             return False
         graph = session.problem.prepared
-        glue = [g for g in tables.glue(graph, "latency") if g.first in candidate.precisions]
-        glue = [g for g in glue if g.second in candidate.precisions]
-        elements = glue_elements(graph, tables, candidate.precisions, glue)
+        elements = tables.boundary_elements(graph, "latency", candidate.precisions)
         if not elements:
             return False
         self._corrections += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from bitwright.ir.dim import evaluate
@@ -17,8 +17,8 @@ from bitwright.tuning.units import Unit, neighbours
 DEFAULT_BOUNDARY = 0.25e-9
 """Seconds per element of a quantize step, if no variant has one."""
 MAX_RUNGS = 48
-_SIGNIFICANT = 0.98
-"""A precision matters if it is faster than this fraction of all others, in some unit."""
+SIGNIFICANT = 0.01
+"""The fraction of the time that a precision must save somewhere to be considered."""
 
 
 @dataclass
@@ -52,16 +52,16 @@ class Tables:
         return found
 
     def matters(self, precision: str) -> bool:
-        """Whether a precision is the fastest of a unit by more than noise."""
-        others = [name for name in self.times if name != precision]
+        """Whether a precision would make the fastest assignment faster by more than noise."""
+        gain = total = 0.0
         for unit in self.units:
-            if unit.kind == "lookup":
-                continue
             own = self.seconds(unit.name, precision)
-            rest = [s for name in others if (s := self.seconds(unit.name, name)) is not None]
-            if own is not None and rest and own < _SIGNIFICANT * min(rest):
-                return True
-        return False
+            found = (self.seconds(unit.name, name) for name in self.times if name != precision)
+            least = min((seconds for seconds in found if seconds is not None), default=0.0)
+            total += least
+            if own is not None and unit.kind != "lookup":
+                gain += max(0.0, least - own)
+        return gain > SIGNIFICANT * total
 
     def costs(self, objective: str) -> dict[str, dict[str, Option]]:
         """The options of the assignment problem."""
@@ -84,8 +84,8 @@ class Tables:
         if objective != "latency":
             return []
         bindings = self.times[FLOAT].bindings
-        # boundaries of units that are never in this layout are in the times of the variants
-        open_ = {name for layout in LAYOUTS for name in self.available.get(layout, ())}
+        # attention and lookups have f32 neighbours in every variant, so their times contain that
+        open_ = {unit.name for unit in self.units if unit.kind in ("product", "body")}
         found = []
         for first, second, name in neighbours(graph, self.units):
             value = graph.values.get(name) if {first, second} <= open_ else None
@@ -97,6 +97,14 @@ class Tables:
                 continue  # a size that the run does not bind
             found.append(Glue(first, second, self.boundary * count))
         return found
+
+    def boundary_elements(
+        self, graph: Graph, objective: str, precisions: Mapping[str, str]
+    ) -> float:
+        """Elements between units of unlike layout."""
+        glue = [g for g in self.glue(graph, objective) if {g.first, g.second} <= precisions.keys()]
+        paid = sum(one.cost for one in glue if assignment.is_paid(one, precisions, LAYOUTS))
+        return paid / self.boundary if self.boundary else 0.0
 
     def measured_boundary(self) -> float:
         """Seconds per element of steps that only quantize, over all variants."""
@@ -125,13 +133,3 @@ class Tables:
             return None
         glue = [g for g in self.glue(graph, objective) if g.first in table and g.second in table]
         return assignment.evaluate(table, {u: precisions[u] for u in table}, glue, LAYOUTS)
-
-
-def glue_elements(
-    graph: Graph, tables: Tables, precisions: Mapping[str, str], glue: Sequence[Glue]
-) -> float:
-    """Elements at the boundaries between units of unlike layout."""
-    paid = [
-        g for g in glue if (precisions[g.first] in LAYOUTS) != (precisions[g.second] in LAYOUTS)
-    ]
-    return sum(g.cost for g in paid) / tables.boundary if tables.boundary else 0.0
