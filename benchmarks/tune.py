@@ -4,9 +4,10 @@
     python benchmarks/tune.py --models resnet8,nudenet --budget 90s --threads 2 --json out.json
     BITWRIGHT_TARGET=avx2 python benchmarks/tune.py
 
-Yardstick tasks (`--yardstick` is their folder, `tasks.py` in it) are scored by their own metric on
-labelled data. The other models come from public packages; they get drawn inputs, and their score is
-the agreement of the outputs with float on held-out inputs (`bitwright.tuning.metric`).
+Yardstick tasks (`--yardstick` is their folder, `tasks.py` in it) are scored by their own metric; an
+SQNR counts as the fraction of the outputs' energy that is right. The other models come from public
+packages; they get drawn inputs, and their score is the agreement of the outputs with float on
+held-out inputs (`bitwright.tuning.metric`).
 
 After the search the float, the plain int8 and the tuned model run in turn in this process. A row is
 good if the tuned model's median is at most 5% above that of float and of int8, and its score is
@@ -96,7 +97,9 @@ def yardstick_task(name: str, folder: Path) -> Task:
     task = tasks.load(name)
 
     def score(run: Any) -> float:
-        return float(task.score(lambda feeds: list(run(feeds).values()))[task.metric])
+        found = float(task.score(lambda feeds: list(run(feeds).values()))[task.metric])
+        is_level = task.metric.endswith("_db")  # a percentage of decibels means nothing
+        return 1 - 10 ** (-found / 10) if is_level else found
 
     return Task(bw.load(task.model), task.calibration, task.sample, score)
 
