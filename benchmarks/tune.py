@@ -35,6 +35,7 @@ from models.draw import Draw
 from models.packages import default_cache, fetch, read_member
 
 import bitwright as bw
+from bitwright.ir.container import to_bytes
 from bitwright.target import host
 from bitwright.tuning.latency import interleaved, medians
 from bitwright.tuning.metric import MaxDrop, Metric
@@ -150,7 +151,9 @@ def measure(row: Row, task: Task, given: argparse.Namespace) -> None:
     if times["tuned"] > TOLERANCE * times["float"]:
         problems.append("slower than float")
     notes = []
-    if times["tuned"] > TOLERANCE * times["int8"]:
+    if to_bytes(tuned.graph) == to_bytes(plain.graph):
+        notes.append("the same model as int8")
+    elif times["tuned"] > TOLERANCE * times["int8"]:
         if metric.is_within(row.scores["int8"]):
             problems.append("slower than int8")
         else:
@@ -169,7 +172,7 @@ def main() -> int:
     parser.add_argument("--budget", default="5m")
     parser.add_argument("--max-drop", default="0.5%")
     parser.add_argument("--threads", type=int, default=host().cores)
-    parser.add_argument("--rounds", type=int, default=21, help="interleaved rounds at the end")
+    parser.add_argument("--rounds", type=int, default=41, help="interleaved rounds at the end")
     parser.add_argument("--yardstick", type=Path, help="folder of tasks.py")
     parser.add_argument("--cache", type=Path, default=default_cache(), help="folder of archives")
     parser.add_argument("--json", type=Path, help="file for the rows")

@@ -61,7 +61,9 @@ def _reason(
         time = own / total_time if total_time else 0.0
         return f"float here: {error:.0%} of the error, {time:.0%} of the time"
     error = _error(tables, unit.name, chosen) / total_error if total_error else 0.0
-    gain = f"{milliseconds(own - plain)} against f32, {error:.0%} of the error"
+    is_equal = abs(own - plain) < _NOTABLE * total_time
+    speed = "as fast as f32" if is_equal else f"{milliseconds(own - plain)} against f32"
+    gain = f"{speed}, {error:.0%} of the error"
     if objective != "latency":
         return f"{chosen} for its {objective}: {gain}"
     others = {n: s for n, s in _quantized(tables, unit).items() if n != chosen}
@@ -75,4 +77,4 @@ def _reason(
 
 def milliseconds(seconds: float) -> str:
     """A signed difference in ms."""
-    return f"{seconds * 1e3:+.2g} ms" if abs(seconds) >= 1e-6 else "nothing"
+    return f"{seconds * 1e3:+.2g} ms"

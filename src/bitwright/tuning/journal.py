@@ -57,6 +57,7 @@ class Journal:
 
     def last(self, event: str, **facts: Any) -> dict[str, Any] | None:
         """The last event of a kind with these facts."""
+        one: dict[str, Any]
         for one in reversed(self.events):
             if one["event"] == event and all(one.get(k) == v for k, v in facts.items()):
                 return one

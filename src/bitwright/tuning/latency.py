@@ -11,8 +11,9 @@ import numpy as np
 from bitwright.executable import Executable
 
 LOW_QUANTILE = 0.25
-SAMPLE_SECONDS = 0.002
-"""The least time of one sample; short models run several times in it."""
+SAMPLE_SECONDS = 0.0004
+"""The least time of one sample; short models run several times in it. Short samples are less often
+interrupted by other processes."""
 
 
 def interleaved(
@@ -30,7 +31,7 @@ def interleaved(
     calls = {name: _calls(exe, feeds) for name, exe in models.items()}
     samples: dict[str, list[float]] = {name: [] for name in models}
     for number in range(rounds):
-        names = list(models) if number % 2 == 0 else list(reversed(models))
+        names = list(models) if number % 2 == 0 else list(models)[::-1]
         for name in names:
             samples[name].append(_sample(models[name], feeds, calls[name]))
         if number >= 2 and time.perf_counter() - begin > most_seconds:
@@ -42,13 +43,9 @@ def medians(samples: Mapping[str, list[float]]) -> dict[str, float]:
     return {name: float(np.median(found)) for name, found in samples.items()}
 
 
-def ratios_to(samples: Mapping[str, list[float]], reference: str) -> dict[str, float]:
-    """Each model's time relative to the reference's.
-
-    Low quantiles are compared: a busy machine adds time to more than half of the samples.
-    """
-    low = {name: float(np.quantile(found, LOW_QUANTILE)) for name, found in samples.items()}
-    return {name: seconds / low[reference] for name, seconds in low.items()}
+def typical(samples: Mapping[str, list[float]]) -> dict[str, float]:
+    """A low quantile of each model's samples: a busy machine adds time to more than half of them."""
+    return {name: float(np.quantile(found, LOW_QUANTILE)) for name, found in samples.items()}
 
 
 def _calls(exe: Executable, feeds: Mapping[str, Any]) -> int:

@@ -21,6 +21,9 @@ MAX_FAILURES = 3
 """Candidates in a row that are not faster than the best model."""
 MAX_CHANGE = 50.0
 """The most that a measured time changes the cost of boundaries, as a factor."""
+OPTIMISM = 0.25
+"""The fraction of the measured boundary cost that the first candidate may assume; its own time
+shows what boundaries cost."""
 GAIN = 0.01
 """The least predicted gain of a candidate that is tried."""
 MARGIN = 0.9
@@ -44,6 +47,10 @@ class Refinement:
         ladder, failures = self._ladder(), 0
         for number in range(MAX_TRIALS):
             open_ = self._open(ladder)
+            if not open_ and number == 0:
+                self.tables.boundary *= OPTIMISM
+                ladder = self._ladder()
+                open_ = self._open(ladder)
             if not open_:
                 return "nothing faster is left to try" if number else "converged"
             self._score_ahead(open_)

@@ -19,7 +19,7 @@ from bitwright.pipeline import compile_graph
 from bitwright.quant.model.quantize import Quantized
 from bitwright.quant.model.report import weight_bytes
 from bitwright.tuning.journal import Journal
-from bitwright.tuning.latency import interleaved, medians, memory_bytes, ratios_to
+from bitwright.tuning.latency import interleaved, memory_bytes, typical
 from bitwright.tuning.metric import Metric
 from bitwright.tuning.precisions import DYNAMIC, FLOAT, STATIC, float_recipe
 from bitwright.tuning.problem import Problem
@@ -40,7 +40,7 @@ NOISE = {"latency": 0.02, "size": 0.002, "memory": 0.01}
 """Differences of the objective below this fraction do not count."""
 SLOWER = 1.05
 """For size and memory: the largest latency relative to the float model's."""
-TRIAL_ROUNDS, TRIAL_SECONDS = 25, 4.0
+TRIAL_ROUNDS, TRIAL_SECONDS = 60, 4.0
 _PRECISION = {"float": FLOAT, "static": STATIC, "weight_only": "w8"}
 OnBest = Callable[[Model, Trial], None]
 
@@ -169,7 +169,7 @@ class Session:
         known = self.journal.last("latency", recipe=made.recipe)
         if known is None:
             made.latency = self._latency(made, exe)
-            facts = {
+            facts: dict[str, Any] = {
                 "latency": made.latency,
                 "nbytes": weight_bytes(graph_of(model)),
                 "memory": memory_bytes(exe),
@@ -207,9 +207,10 @@ class Session:
         for one in models.values():
             one.reset()
         if is_float:
-            self._float_seconds = medians(samples)["own"]
+            self._float_seconds = typical(samples)["own"]
             return self._float_seconds
-        found = ratios_to(samples, "float")
+        seconds = typical(samples)
+        found = {name: taken / seconds["float"] for name, taken in seconds.items()}
         if best is not None and "best" in found:
             self._ratios.setdefault(best.key, []).append(found["best"])
             best.latency = float(np.median(self._ratios[best.key])) * self._float_seconds
@@ -287,7 +288,7 @@ class Session:
 
     # the end
 
-    def choose_finally(self, rounds: int = 15, seconds: float = 20.0) -> None:
+    def choose_finally(self, rounds: int = 60, seconds: float = 20.0) -> None:
         """Compare the models that may be the best in one set of interleaved rounds."""
         assert self.best is not None
         within = [t for t in self.trials.values() if self.metric.is_within(t.score)]
@@ -303,12 +304,12 @@ class Session:
             known = self.journal.last("final", names=[trial.name for trial in finalists])
             if known is None:
                 exes = {trial.name: self.executable(trial.recipe) for trial in finalists}
-                found = medians(interleaved(exes, self.problem.sample, rounds, seconds))
+                found = typical(interleaved(exes, self.problem.sample, rounds, seconds))
                 for exe in exes.values():
                     exe.reset()
-                self.record("final", names=list(found), medians=list(found.values()))
+                self.record("final", names=list(found), seconds=list(found.values()))
             else:
-                found = dict(zip(known["names"], known["medians"], strict=True))
+                found = dict(zip(known["names"], known["seconds"], strict=True))
             for trial in finalists:
                 trial.latency = found[trial.name]
         least = min(trial.value(self.objective) for trial in finalists)

@@ -225,7 +225,7 @@ def _from_mapping(found: Mapping[str, Any]) -> Recipe:
             f"a recipe has no option {min(unknown, key=str)!r}",
             expected=", ".join(["base", *sorted(known)]),
         )
-    maps = {
+    maps: dict[str, Any] = {
         f"{name}_of": _numbers_by_pattern(name, options.pop(name))
         for name in ("weight_bits", "block")
         if isinstance(options.get(name), Mapping)
