@@ -47,6 +47,7 @@ if TYPE_CHECKING:  # for type checkers and editors
     from bitwright.train.qat.convert import convert_qat
     from bitwright.train.qat.prepare import prepare_qat
     from bitwright.train.trainer import Trainer
+    from bitwright.tuning.error_ledger import ledger
     from bitwright.tuning.search import tune
 
 __version__ = "0.1.0"
@@ -56,9 +57,9 @@ __all__ = [
     "Graph", "Lion", "Observer", "QatConfig", "QuantConfig", "QuantParams", "QuantizationSystem",
     "QuantizedTensor", "Trainer", "__version__", "add_lora", "apply_precision", "bench",
     "calibrate", "compare", "compile", "convert", "convert_qat", "dtype", "export_onnx",
-    "from_torch", "grad", "hvp", "jvp", "load", "load_lora", "load_parameters", "merge_lora", "nn",
-    "parse", "prepare_qat", "profile", "quant", "quantize", "quantize_tensor", "register_custom",
-    "remove_lora", "save_lora", "to_text", "train", "tune", "unmerge_lora",
+    "from_torch", "grad", "hvp", "jvp", "ledger", "load", "load_lora", "load_parameters",
+    "merge_lora", "nn", "parse", "prepare_qat", "profile", "quant", "quantize", "quantize_tensor",
+    "register_custom", "remove_lora", "save_lora", "to_text", "train", "tune", "unmerge_lora",
     "verify",
 ]  # fmt: skip
 
@@ -93,6 +94,7 @@ _HOME = {
     "grad": "bitwright.autodiff.grad",
     "hvp": "bitwright.autodiff.forward",
     "jvp": "bitwright.autodiff.forward",
+    "ledger": "bitwright.tuning.error_ledger",
     "load": "bitwright.frontend.load",
     "load_lora": "bitwright.train.lora.file",
     "load_parameters": "bitwright.frontend.parameters",

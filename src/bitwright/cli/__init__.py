@@ -8,6 +8,7 @@ from bitwright.cli import bench as _bench
 from bitwright.cli import calibrate as _calibrate
 from bitwright.cli import convert as _convert
 from bitwright.cli import explain as _explain
+from bitwright.cli import ledger as _ledger
 from bitwright.cli import model as _model
 from bitwright.cli import quantize as _quantize
 from bitwright.cli import train as _train
@@ -15,5 +16,6 @@ from bitwright.cli import tune as _tune
 from bitwright.cli.common import main
 
 # the imports register the commands
-assert all((_bench, _calibrate, _convert, _explain, _model, _quantize, _train, _tune))
+_MODULES = _bench, _calibrate, _convert, _explain, _ledger, _model, _quantize, _train, _tune
+assert all(_MODULES)
 __all__ = ["main"]

@@ -44,7 +44,7 @@ def medians(samples: Mapping[str, list[float]]) -> dict[str, float]:
 
 
 def typical(samples: Mapping[str, list[float]]) -> dict[str, float]:
-    """A low quantile of each model's samples: a busy machine adds time to more than half of them."""
+    """A low quantile of each model's samples: a busy machine adds time to most of them."""
     return {name: float(np.quantile(found, LOW_QUANTILE)) for name, found in samples.items()}
 
 

@@ -89,7 +89,7 @@ class Copier:
     """Copies nodes of a graph behind some results into a builder.
 
     `take(value)` returns the value of the builder that stands for a value, or None if its node is
-    to be copied. `pair(pair, x)` returns what stands for a quantized activation, or None to keep it.
+    to be copied. `pair(pair, x)` returns what stands for a quantized activation.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class LocalErrors:
         b = self.b
         y_f = self.float_result(site)
         if split:  # first, because it gives the factors of equalization
-            off, count = self._variant(site, y_f, None)
+            off, count = self._clipped(site, y_f, "")
         y_q = self._unscaled(site.value, self.here[site.partner], site.channel_axis, y_f)
         if not split:
             return {TOTAL: b.sub(y_q, y_f)}
@@ -175,12 +175,12 @@ class LocalErrors:
             return {ROUNDING if is_activation else WEIGHTS: b.sub(y_q, y_f)}
         found = {WEIGHTS: b.sub(off, y_f)}
         before = off
-        if (seen := self._observed.get(site.layer)) is not None:
-            shifted, _ = self._variant(site, y_f, ("seen", seen))
+        if site.layer in self._observed:
+            shifted, _ = self._clipped(site, y_f, "seen")
             found[SHIFT] = b.sub(shifted, before)
             before = shifted
         if self._has_static(site):
-            clipped, _ = self._variant(site, y_f, ("type", self._observed.get(site.layer)))
+            clipped, _ = self._clipped(site, y_f, "type")
             found[CLIPPING] = b.sub(clipped, before)
             before = clipped
         found[ROUNDING] = b.sub(y_q, before)
@@ -199,9 +199,7 @@ class LocalErrors:
         copier = Copier(self.b, self.matching.float_graph, take, "exact/")
         return copier.copy([site.value])[site.value]
 
-    def _variant(
-        self, site: Site, y_f: Value, kind: tuple[str, Range | None] | None
-    ) -> tuple[Value, int]:
+    def variant(self, site: Site, pair: Callable[[Pair, Value], Value]) -> tuple[Value, int]:
         """The quantized layer with other activations, and how many pairs were replaced."""
         inside = {self.matching.partners[v] for v in site.absorbed} | {site.partner}
 
@@ -211,24 +209,23 @@ class LocalErrors:
                 return self.here[value]
             return None
 
-        copier = Copier(self.b, self.matching.quantized, take, "variant/", self._replaced(kind))
-        made = copier.copy([site.partner])[site.partner]
-        return self._unscaled(site.value, made, site.channel_axis, y_f), copier.changed
+        copier = Copier(self.b, self.matching.quantized, take, "variant/", pair)
+        return copier.copy([site.partner])[site.partner], copier.changed
 
-    def _replaced(self, kind: tuple[str, Range | None] | None) -> Callable[[Pair, Value], Value]:
-        b = self.b
+    def _clipped(self, site: Site, y_f: Value, kind: str) -> tuple[Value, int]:
+        """The variant with activations that are not quantized: as they are (""), clipped at the
+        range that calibration saw ("seen"), or at the range of the type too ("type")."""
+        b, seen = self.b, self._observed.get(site.layer)
 
-        def replaced(pair: Pair, x: Value) -> Value:
-            if kind is None:
-                return x
-            what, seen = kind
-            if seen is not None:
+        def pair(found: Pair, x: Value) -> Value:
+            if kind and seen is not None:
                 x = b.clip(x, *(b.constant(np.float32(end)) for end in seen))
-            if what == "type" and pair.low is not None:
-                x = b.minimum(b.maximum(x, b.constant(pair.low)), b.constant(pair.high))
+            if kind == "type" and found.low is not None:
+                x = b.minimum(b.maximum(x, b.constant(found.low)), b.constant(found.high))
             return x
 
-        return replaced
+        made, count = self.variant(site, pair)
+        return self._unscaled(site.value, made, site.channel_axis, y_f), count
 
     def _has_static(self, site: Site) -> bool:
         """Whether an activation of the layer has a range fixed before the run."""
@@ -252,28 +249,30 @@ class LocalErrors:
         b = self.b
         if value.dtype.is_float and found.dtype != f32:
             found = b.cast(found, to=f32)
+        found = with_sizes(b, found, value)
         product = self.matching.equalized(value, axis % max(1, value.rank))
         if product is None:
             return found
         if product not in self._shares:
             self._shares[product] = self._share(product, found, axis, y_f)
-        share = self._shares[product]
-        shape = tuple(share.shape[0] if i == axis % value.rank else 1 for i in range(value.rank))
-        return b.div(found, b.reshape(share, shape=shape))  # type: ignore[no-any-return]
+        return b.div(found, self._factors(product, value.rank, axis))  # type: ignore[no-any-return]
 
     def scaled(self, site: Site, y_f: Value) -> Value:
-        """The result of the float layer in the scale and type of the quantized model's value."""
+        """A result of the float layer in the scale and type of the quantized model's value."""
         b, axis = self.b, site.channel_axis
         product = self.matching.equalized(site.value, axis % max(1, site.value.rank))
         if product is not None:
             if product not in self._shares:
-                self._variant(site, y_f, None)
-            share = self._shares[product]
-            rank = site.value.rank
-            shape = tuple(share.shape[0] if i == axis % rank else 1 for i in range(rank))
-            y_f = b.mul(y_f, b.reshape(share, shape=shape))
+                self._clipped(site, self.float_result(site), "")
+            y_f = b.mul(y_f, self._factors(product, site.value.rank, axis))
         kind = site.partner.dtype
         return y_f if y_f.dtype == kind else b.cast(y_f, to=kind)  # type: ignore[no-any-return]
+
+    def _factors(self, product: Value, rank: int, axis: int) -> Value:
+        """The factors of a product, broadcast over a value with channels on `axis`."""
+        share = self._shares[product]
+        shape = tuple(share.shape[0] if i == axis % rank else 1 for i in range(rank))
+        return self.b.reshape(share, shape=shape)  # type: ignore[no-any-return]
 
     def _share(self, product: Value, found: Value, axis: int, y_f: Value | None) -> Value:
         """Factors per channel: the given ones, or those that fit the batch best."""
@@ -289,6 +288,13 @@ class LocalErrors:
         own = b.reduce_sum(b.mul(y_f, y_f), axes=axes, keepdims=False)
         ratio = b.div(both, b.maximum(own, tiny))
         return b.where(b.gt(ratio, tiny), ratio, b.constant(np.float32(1)))  # type: ignore[no-any-return]
+
+
+def with_sizes(b: Builder, found: Value, like: Value) -> Value:
+    """The value with its sizes written as those of `like`, which are equal at run time."""
+    if found.type == like.type or found.shape == like.shape:
+        return found
+    return b.reshape(found, shape=like.shape)  # type: ignore[no-any-return]
 
 
 def _input_axis(site: Site) -> int:

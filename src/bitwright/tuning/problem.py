@@ -13,12 +13,14 @@ from bitwright.backends.cpu.cache.kernel_store import compiler_workers
 from bitwright.errors import CalibrationError
 from bitwright.frontend.load import load
 from bitwright.ir.graph import Graph
+from bitwright.quant.calibration.blas import products_on_one_thread
 from bitwright.quant.calibration.interrupt import saved_on_interrupt
 from bitwright.quant.calibration.run import CalibrationRun
 from bitwright.quant.calibration.stats_file import StatsFile, model_digest
 from bitwright.quant.data.batches import Batch, Batches, Transform
 from bitwright.quant.data.traced import with_graph
 from bitwright.quant.model.points import find_points
+from bitwright.quant.model.quantize import WIDE
 from bitwright.quant.model.stages import simplify
 from bitwright.target import host
 from bitwright.tuning.precisions import BF16, multiplies_bf16, precisions_of
@@ -84,7 +86,10 @@ def prepare_problem(
     if data is not None:
         batches = Batches(data, prepared, transform=transform, subset=subset)
     with compiler_workers(), ExitStack() as stack:
-        run = CalibrationRun(prepared, find_points(prepared), batches, file, threads)
+        points = find_points(prepared)
+        run = CalibrationRun(prepared, points, batches, file, threads)
+        if all(p.matrix.shape[2] <= WIDE for s in points for p in s.products):
+            stack.enter_context(products_on_one_thread())  # the statistics of `bw.quantize`
         stack.enter_context(saved_on_interrupt(run.save))
         run.run(progress=False)
     held_out = run.held_out or run.checked

@@ -7,17 +7,27 @@ every choice of layers.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from bitwright.ir.arrays import Array
 from bitwright.ir.edit import prune, replace_inputs
 from bitwright.ir.graph import Graph, Value
 from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.check import verify
-from bitwright.tuning.local_errors import LocalErrors
+from bitwright.tuning.local_errors import LocalErrors, with_sizes
 from bitwright.tuning.matching import Matching, Site
 
 SWITCH = "restored."
+
+
+Change = Callable[[LocalErrors, Site], Value]
+"""The value that takes the place of a layer's result in the quantized graph."""
+
+
+def in_float(errors: LocalErrors, site: Site) -> Value:
+    """The float layer on the operands of the quantized model."""
+    exact = errors.scaled(site, errors.float_result(site))
+    return with_sizes(errors.b, exact, site.partner)
 
 
 def restore_layers(
@@ -25,10 +35,11 @@ def restore_layers(
     layers: Collection[str],
     shares: Mapping[str, Array],
     *,
+    change: Change = in_float,
     switches: bool = False,
 ) -> Graph:
-    """The quantized graph with these layers in float; `switches` adds an input for each of them,
-    `restored.<layer>`, of type bool."""
+    """The quantized graph with these layers in float, or changed otherwise; `switches` adds an
+    input for each of them, `restored.<layer>`, of type bool."""
     quantized = matching.quantized
     sites: dict[Value, list[Site]] = {}
     for site in matching.sites:
@@ -50,7 +61,7 @@ def restore_layers(
         for value in node.outputs:
             for site in sites.get(value, ()):
                 with b.at(node.loc):
-                    exact = errors.scaled(site, errors.float_result(site))
+                    exact = change(errors, site)
                     if switches:
                         exact = b.where(on[site.layer], exact, here[value])
                 here[value] = exact

@@ -18,13 +18,14 @@ import time
 import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bitwright.backends.cpu.cache.kernel_store import compiler_workers
 from bitwright.errors import CalibrationError
 from bitwright.frontend.load import load
+from bitwright.ir.arrays import Array
 from bitwright.ir.graph import Graph
 from bitwright.passes.precision.policy import Policy, policy
 from bitwright.quant.calibration.blas import products_on_one_thread
@@ -55,6 +56,12 @@ class Quantized:
     report: QuantizationReport
     consumer: str = "any"
     """The runtime that will run the file, unless `save` names another."""
+    source: Graph | None = None
+    """The float model in the form that was quantized; files do not contain it."""
+    equalized: Mapping[str, Array] = field(default_factory=dict)
+    """Factors of the results that equalization scaled, by name of the product."""
+    observed: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """The range that calibration saw at each static quantization, by name of the product."""
 
     def save(self, path: str | Path, **options: Any) -> None:
         """Write the model (.onnx or .bw); the options are those of `bw.export_onnx`."""
@@ -130,7 +137,14 @@ def quantize(
         for note in report.notes:
             warnings.warn(note, DataWarning, stacklevel=2)
     report.seconds = time.perf_counter() - begin
-    return Quantized(state.quantized, report, state.rules.consumer)
+    return Quantized(
+        state.quantized,
+        report,
+        state.rules.consumer,
+        state.graph,
+        stages.equalized(state),
+        stages.observed(state),
+    )
 
 
 def float_policy_of(precision: str | Policy) -> Policy:

@@ -155,6 +155,20 @@ def fold_factors(
     )
 
 
+def folded_shares(
+    graph: Graph,
+    choices: list[Choice],
+    weights: Mapping[str, QuantizedWeights],
+    tied: Collection[str] = (),
+) -> dict[str, Array]:
+    """The factors that `fold_factors` multiplies results by, by name of the product."""
+    found: dict[str, Array] = {}
+    for choice, chain in _foldable(graph, choices, weights, tied):
+        assert choice.activation is not None
+        found[chain.product.name] = choice.activation.inverse
+    return found
+
+
 def _foldable(
     graph: Graph,
     choices: list[Choice],
