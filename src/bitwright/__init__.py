@@ -48,6 +48,7 @@ if TYPE_CHECKING:  # for type checkers and editors
     from bitwright.train.qat.prepare import prepare_qat
     from bitwright.train.trainer import Trainer
     from bitwright.tuning.error_ledger import ledger
+    from bitwright.tuning.kernel_tuning import tune_kernels
     from bitwright.tuning.search import tune
 
 __version__ = "0.1.0"
@@ -59,8 +60,8 @@ __all__ = [
     "calibrate", "compare", "compile", "convert", "convert_qat", "dtype", "export_onnx",
     "from_torch", "grad", "hvp", "jvp", "ledger", "load", "load_lora", "load_parameters",
     "merge_lora", "nn", "parse", "prepare_qat", "profile", "quant", "quantize", "quantize_tensor",
-    "register_custom", "remove_lora", "save_lora", "to_text", "train", "tune", "unmerge_lora",
-    "verify",
+    "register_custom", "remove_lora", "save_lora", "to_text", "train", "tune", "tune_kernels",
+    "unmerge_lora", "verify",
 ]  # fmt: skip
 
 _HOME = {
@@ -112,6 +113,7 @@ _HOME = {
     "to_text": "bitwright.ir",
     "train": "bitwright",
     "tune": "bitwright.tuning.search",
+    "tune_kernels": "bitwright.tuning.kernel_tuning",
     "unmerge_lora": "bitwright.train.lora.merge",
     "verify": "bitwright.ops.core.check",
 }

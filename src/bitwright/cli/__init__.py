@@ -13,9 +13,10 @@ from bitwright.cli import model as _model
 from bitwright.cli import quantize as _quantize
 from bitwright.cli import train as _train
 from bitwright.cli import tune as _tune
+from bitwright.cli import tune_kernels as _tune_kernels
 from bitwright.cli.common import main
 
 # the imports register the commands
-_MODULES = _bench, _calibrate, _convert, _explain, _ledger, _model, _quantize, _train, _tune
-assert all(_MODULES)
+_MODULES = _bench, _calibrate, _convert, _explain, _ledger, _model, _quantize, _train
+assert all((*_MODULES, _tune, _tune_kernels))
 __all__ = ["main"]

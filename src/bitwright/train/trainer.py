@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from bitwright.errors import BitwrightError, TrainingError
+from bitwright.errors import BitwrightError, NonFiniteError, TrainingError
 from bitwright.frontend.load import load
 from bitwright.frontend.parameters import load_parameters
 from bitwright.ir.arrays import Array
@@ -340,6 +340,9 @@ class Trainer:
         rate = self.optimizer.lr * self.schedule(self.progress.step)
         try:
             return self.program.run(batches, rate), rate
+        except NonFiniteError as error:
+            what = f"{error.what} in step {self.progress.step + 1}"
+            raise self._not_finite(what, batches) from None
         except BitwrightError as error:
             raise TrainingError(f"step {self.progress.step + 1} failed: {error}") from error
 
@@ -351,19 +354,19 @@ class Trainer:
     def _diverged(
         self, number: float, batches: list[Batch], why: str = "", what: str = "loss"
     ) -> TrainingError:
-        """The error of a loss or a norm that is not finite, with the op that made it so."""
+        """The error of a loss or a norm that is not finite."""
+        text = f"the {what} of step {self.progress.step + 1} is {number}"
+        return self._not_finite(f"{text} ({why})" if why else text, batches)
+
+    def _not_finite(self, what: str, batches: list[Batch]) -> TrainingError:
+        """An error with the op that made something not finite."""
         for batch in batches:
             feeds = {**batch, RATE: np.float32(0)}
             cause = first_nonfinite(self.program.last_graph, feeds, self.program.states)
             if cause:
                 break
         cause = cause or "a sum inside an op overflows; without rounding all results are finite"
-        return TrainingError(
-            f"the {what} of step {self.progress.step + 1} is {number}"
-            + (f" ({why})" if why else "")
-            + f": {cause}",
-            hint=self._last_good(),
-        )
+        return TrainingError(f"{what}: {cause}", hint=self._last_good())
 
     def _last_good(self) -> str:
         latest = self.checkpoints.latest() if self.checkpoints is not None else None
@@ -441,7 +444,7 @@ class Trainer:
         if name := self.program.nonfinite_weight():
             where = f"after step {self.progress.step}"
             raise TrainingError(
-                f"parameter {name!r} is not finite {where}, because a gradient was not",
+                f"parameter {name!r} is not finite {where}: its update overflowed",
                 hint=self._last_good(),
             )
         self.checkpoints.save(self.program.states, self.progress, self.fingerprint())
