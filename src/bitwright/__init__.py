@@ -57,7 +57,9 @@ if TYPE_CHECKING:  # for type checkers and editors
     from bitwright.train.qat.convert import convert_qat
     from bitwright.train.qat.prepare import prepare_qat
     from bitwright.train.trainer import Trainer
+    from bitwright.tuning.error_ledger import ledger
     from bitwright.tuning.kernel_tuning import tune_kernels
+    from bitwright.tuning.search import tune
 
 __version__ = "0.1.0"
 
@@ -67,10 +69,11 @@ __all__ = [
     "QuantizationSystem", "QuantizedTensor", "ReportData", "Trainer", "Workload", "__version__",
     "add_lora", "advise", "apply_precision", "bench", "bench_suite", "calibrate", "check_file",
     "compare", "compile", "convert", "convert_qat", "diff", "dtype", "export_onnx",
-    "from_torch", "grad", "hardware", "hvp", "jvp", "load", "load_lora", "load_parameters",
-    "merge_lora", "nn", "parse", "prepare_qat", "profile", "quant", "quantize",
-    "quantize_tensor", "recalibrate", "register_custom", "remove_lora", "save_lora", "to_text",
-    "train", "tune_kernels", "unmerge_lora", "verify", "verify_file", "write_report",
+    "from_torch", "grad", "hardware", "hvp", "jvp", "ledger", "load", "load_lora",
+    "load_parameters", "merge_lora", "nn", "parse", "prepare_qat", "profile", "quant",
+    "quantize", "quantize_tensor", "recalibrate", "register_custom", "remove_lora", "save_lora",
+    "to_text", "train", "tune", "tune_kernels", "unmerge_lora", "verify", "verify_file",
+    "write_report",
 ]  # fmt: skip
 
 _HOME = {
@@ -112,6 +115,7 @@ _HOME = {
     "hardware": "bitwright.machine.facts",
     "hvp": "bitwright.autodiff.forward",
     "jvp": "bitwright.autodiff.forward",
+    "ledger": "bitwright.tuning.error_ledger",
     "load": "bitwright.frontend.load",
     "load_lora": "bitwright.train.lora.file",
     "load_parameters": "bitwright.frontend.parameters",
@@ -129,6 +133,7 @@ _HOME = {
     "save_lora": "bitwright.train.lora.file",
     "to_text": "bitwright.ir",
     "train": "bitwright",
+    "tune": "bitwright.tuning.search",
     "tune_kernels": "bitwright.tuning.kernel_tuning",
     "unmerge_lora": "bitwright.train.lora.merge",
     "verify": "bitwright.ops.core.check",

@@ -13,10 +13,12 @@ from bitwright.cli import diff as _diff
 from bitwright.cli import drift as _drift
 from bitwright.cli import explain as _explain
 from bitwright.cli import hardware as _hardware
+from bitwright.cli import ledger as _ledger
 from bitwright.cli import model as _model
 from bitwright.cli import quantize as _quantize
 from bitwright.cli import report as _report
 from bitwright.cli import train as _train
+from bitwright.cli import tune as _tune
 from bitwright.cli import tune_kernels as _tune_kernels
 from bitwright.cli import verify as _verify
 from bitwright.cli.common import main
@@ -33,10 +35,12 @@ assert all(
         _drift,
         _explain,
         _hardware,
+        _ledger,
         _model,
         _quantize,
         _report,
         _train,
+        _tune,
         _tune_kernels,
         _verify,
     )

@@ -50,9 +50,7 @@ if TYPE_CHECKING:  # commands import on use, so that --help is quick
 )
 @click.option(
     "--float-precision",
-    default="f32",
-    show_default=True,
-    help="Precision of float layers: f32, bf16, f16 or a policy.",
+    help="Precision of float layers: f32, bf16, f16 or a policy; default: the recipe's, else f32.",
 )
 @export_options
 @click.option("--no-proof", is_flag=True, help="Leave golden data and digests out of the file.")
@@ -79,7 +77,7 @@ def quantize(
     statistics: str | None,
     output: str,
     recipe: str,
-    float_precision: str,
+    float_precision: str | None,
     no_proof: bool,
     proof_data: str | None,
     subset: int | None,

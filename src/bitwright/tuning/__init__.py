@@ -1,1 +1,1 @@
-"""Search for the precision of each layer: bw.tune, and the attribution of errors."""
+"""Where the error of a quantized model comes from, and the search for precisions."""

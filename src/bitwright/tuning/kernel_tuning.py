@@ -26,7 +26,7 @@ from bitwright.frontend.load import load
 from bitwright.ir.graph import Graph
 from bitwright.pipeline import compile_graph
 from bitwright.target import host
-from bitwright.tuning.latency import interleaved
+from bitwright.tuning.latency import interleaved, medians
 
 WORTH = 0.03
 """The least part of a point's time that another candidate must save: less may be noise."""
@@ -212,9 +212,8 @@ class _Tuner:
     def whole(self, static: Executable, chosen: Mapping[str, str]) -> tuple[float, float]:
         """Median seconds of a run with static and with chosen parameters, in turns."""
         if not chosen:
-            seconds = interleaved({"static": static}, self.feeds)["static"]
+            seconds = medians(interleaved({"static": static}, self.feeds))["static"]
             return seconds, seconds
-        found = interleaved(
-            {"static": static, "tuned": self.compile(Choices(chosen))}, self.feeds, rounds=25
-        )
+        models = {"static": static, "tuned": self.compile(Choices(chosen))}
+        found = medians(interleaved(models, self.feeds, rounds=25))
         return found["static"], found["tuned"]

@@ -10,8 +10,10 @@ import numpy as np
 
 from bitwright.executable import Executable
 
-SAMPLE_SECONDS = 0.002
-"""The least time of one sample; short models run several times in it."""
+LOW_QUANTILE = 0.25
+SAMPLE_SECONDS = 0.0004
+"""The least time of one sample; short models run several times in it. Short samples are less often
+interrupted by other processes."""
 
 
 def interleaved(
@@ -19,8 +21,8 @@ def interleaved(
     feeds: Mapping[str, Any],
     rounds: int = 15,
     most_seconds: float = 20.0,
-) -> dict[str, float]:
-    """The median seconds of a run of each model.
+) -> dict[str, list[float]]:
+    """Seconds of a run of each model, one sample per round.
 
     Every round runs each model once to warm caches and threads, then takes one sample of it. The
     order alternates between rounds. At least three rounds run; further ones within `most_seconds`.
@@ -29,12 +31,21 @@ def interleaved(
     calls = {name: _calls(exe, feeds) for name, exe in models.items()}
     samples: dict[str, list[float]] = {name: [] for name in models}
     for number in range(rounds):
-        names = list(models) if number % 2 == 0 else list(reversed(models))
+        names = list(models) if number % 2 == 0 else list(models)[::-1]
         for name in names:
             samples[name].append(_sample(models[name], feeds, calls[name]))
         if number >= 2 and time.perf_counter() - begin > most_seconds:
             break
+    return samples
+
+
+def medians(samples: Mapping[str, list[float]]) -> dict[str, float]:
     return {name: float(np.median(found)) for name, found in samples.items()}
+
+
+def typical(samples: Mapping[str, list[float]]) -> dict[str, float]:
+    """A low quantile of each model's samples: a busy machine adds time to most of them."""
+    return {name: float(np.quantile(found, LOW_QUANTILE)) for name, found in samples.items()}
 
 
 def _calls(exe: Executable, feeds: Mapping[str, Any]) -> int:

@@ -26,6 +26,7 @@ from typing import Any
 from bitwright.backends.cpu.cache.kernel_store import compiler_workers
 from bitwright.errors import CalibrationError
 from bitwright.frontend.load import load
+from bitwright.ir.arrays import Array
 from bitwright.ir.graph import Graph
 from bitwright.passes.precision.policy import Policy, policy
 from bitwright.quant.calibration.blas import products_on_one_thread
@@ -64,6 +65,12 @@ class Quantized:
     original: Any = None
     """The float model as it was given, for `bw.recalibrate`: its path or graph."""
     recipe: Recipe | None = None
+    source: Graph | None = None
+    """The float model in the form that was quantized; files do not contain it."""
+    equalized: Mapping[str, Array] = field(default_factory=dict)
+    """Factors of the results that equalization scaled, by name of the product."""
+    observed: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """The range that calibration saw at each static quantization, by name of the product."""
 
     def save(
         self, path: str | Path, *, proof: bool | Mapping[str, Any] = True, **options: Any
@@ -99,7 +106,7 @@ def quantize(
     subset: int | None = None,
     threads: int | None = None,
     progress: bool | None = None,
-    float_precision: str | Policy = "f32",
+    float_precision: str | Policy | None = None,
 ) -> Quantized:
     """Quantize a model (graph, path, bytes, ModelProto or PyTorch module) with calibration data.
 
@@ -108,12 +115,13 @@ def quantize(
     continues after the batches that it contains, and needs no data if there are none left.
     `statistics` may also be what `bw.calibrate` returned, or its file: the model then gets static
     ranges and nearest rounding, and nothing is measured. A weight-only recipe with rounding
-    "nearest" needs neither. Float layers run at `float_precision` ("bf16", "f16" or a policy) in
-    bitwright, and in f32 in other runtimes.
+    "nearest" needs neither. Float layers run at `float_precision` ("bf16", "f16" or a policy; None:
+    the recipe's) in bitwright, and in f32 in other runtimes.
     """
     begin = time.perf_counter()
     rules = as_recipe(recipe)
-    float_policy = policy(_POLICIES.get(str(float_precision), float_precision))
+    precision = rules.float_precision if float_precision is None else float_precision
+    float_policy = float_policy_of(precision)
     ranges = find_ranges(statistics, has_data=data is not None)
     file = StatsFile.at(statistics) if ranges is None else None
     has_data = _has_data(rules, data, file, ranges)
@@ -156,7 +164,15 @@ def quantize(
         inputs={} if state.calibration is None else input_extents(state.calibration.checked),
         original=model if isinstance(model, (str, Path)) else state.original,
         recipe=rules,
+        source=state.graph,
+        equalized=stages.equalized(state),
+        observed=stages.observed(state),
     )
+
+
+def float_policy_of(precision: str | Policy) -> Policy:
+    """The policy of float layers that a precision or a policy names."""
+    return policy(_POLICIES.get(str(precision), precision))
 
 
 def _has_data(rules: Recipe, data: Any, file: StatsFile | None, ranges: Ranges | None) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from bitwright import system
+from bitwright.ir.arrays import Array
 from bitwright.ir.graph import Graph
 from bitwright.passes.manager import run_passes
 from bitwright.passes.precision.policy import Policy, require_layers
@@ -26,12 +27,13 @@ from bitwright.quant.model.carried_state import carries_state
 from bitwright.quant.model.embeddings import Lookup, chosen_lookups
 from bitwright.quant.model.layer_names import LayerNames
 from bitwright.quant.model.points import QuantizationPoint, find_points
+from bitwright.quant.model.products import Product
 from bitwright.quant.model.recipe import Recipe
 from bitwright.quant.model.report import QuantizationReport, make_report
 from bitwright.quant.model.rewrite import apply_choices
 from bitwright.quant.model.sensitivity import Losses, SensitivityAnalysis
 from bitwright.quant.model.static_ranges import assign_from_ranges, unmeasured
-from bitwright.quant.model.transforms.equalize import relate_channels
+from bitwright.quant.model.transforms.equalize import folded_shares, relate_channels
 from bitwright.quant.model.transforms.power_of_two_scales import use_power_of_two_scales
 from bitwright.quant.model.transforms.upcast import upcast_halves
 from bitwright.quant.model.transforms.upcast_rope_tables import upcast_rope_tables
@@ -160,7 +162,11 @@ def _match_onnxruntime(state: QuantizationState) -> None:
 
 def round_weights(state: QuantizationState) -> None:
     """Round the weights of every quantized product; reuse those whose input did not change."""
-    form = weight_format(state.rules)
+    rules = state.rules
+
+    def form(product: Product) -> WeightFormat:
+        return weight_format(rules, product.name)
+
     tables = {one.product.name for one in state.lookups if one.product is not None}
     state.weights = {}
     for choice in state.choices:
@@ -178,11 +184,12 @@ def round_weights(state: QuantizationState) -> None:
     system.trim_memory()
 
 
-def weight_format(rules: Recipe) -> WeightFormat:
-    """How the recipe stores and rounds weights."""
+def weight_format(rules: Recipe, layer: str = "") -> WeightFormat:
+    """How the recipe stores and rounds the weights of a layer, named by its path."""
+    bits, block = rules.widths.get(layer, (rules.weight_bits, rules.block))
     return WeightFormat(
-        rules.weight_bits,
-        rules.block or (FORMATS[rules.weight_format].block if rules.weight_format else 0),
+        bits,
+        block or (FORMATS[rules.weight_format].block if rules.weight_format else 0),
         rules.rounding,
         rules.bias_correction,
         rules.ranges,
@@ -193,10 +200,7 @@ def weight_format(rules: Recipe) -> WeightFormat:
 
 def rewrite_graph(state: QuantizationState) -> None:
     """Write the choices and weights into the graph (Q/DQ form)."""
-    lookups = [
-        one for one in state.lookups if one.product is None or one.product.name in state.weights
-    ]
-    equalize = state.rules.equalize and (state.calibration is not None or state.ranges is not None)
+    lookups, equalize = _lookups(state), _equalizes(state)
     graph = apply_choices(state.graph, state.choices, state.weights, lookups, equalize=equalize)
     graph = state.attentions.apply(graph)
     if state.rules.matches_onnxruntime:
@@ -204,6 +208,43 @@ def rewrite_graph(state: QuantizationState) -> None:
     if not state.policy.is_plain:
         graph = graph.with_(meta={**graph.meta, PRECISION: state.policy.to_json()})
     state.quantized = with_calibrated_ranges(graph, state)
+
+
+def _lookups(state: QuantizationState) -> list[Lookup]:
+    """The lookups whose table is quantized."""
+    return [
+        one for one in state.lookups if one.product is None or one.product.name in state.weights
+    ]
+
+
+def _equalizes(state: QuantizationState) -> bool:
+    has_ranges = state.calibration is not None or state.ranges is not None
+    return state.rules.equalize and has_ranges
+
+
+def equalized(state: QuantizationState) -> dict[str, Array]:
+    """The factors of scaled results in the quantized graph, by name of the product."""
+    if not _equalizes(state):
+        return {}
+    tied = {one.product.name for one in _lookups(state) if one.product is not None}
+    return folded_shares(state.graph, state.choices, state.weights, tied)
+
+
+def observed(state: QuantizationState) -> dict[str, tuple[float, float]]:
+    """The range of each statically quantized input during calibration, by name of the product.
+
+    It is that of the values that are quantized, after smoothing.
+    """
+    found: dict[str, tuple[float, float]] = {}
+    for choice in state.choices:
+        stats, activation = state.stats.get(choice.point.name), choice.activation
+        if choice.scheme != "static" or stats is None or activation is None:
+            continue
+        inverse = 1.0 if activation.factors is None else activation.inverse
+        ends = [stats.every.low * inverse, stats.every.high * inverse]
+        low, high = float(ends[0].min(initial=0)), float(ends[1].max(initial=0))
+        found.update({product.name: (low, high) for product in choice.point.products})
+    return found
 
 
 def meets_output_sqnr(state: QuantizationState) -> bool:

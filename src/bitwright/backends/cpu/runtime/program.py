@@ -98,11 +98,11 @@ class Program:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of the constants and of the arena for the sizes that ran so far."""
-        constants = [b.array for b in self.schedule.buffers if b.storage is Storage.CONSTANT]
-        return sum(array.nbytes for array in constants if array is not None) + (
-            self._plans.arena.nbytes
+        """Bytes of object code, constants and, after a run, the arena; bodies included."""
+        inner = sum(
+            body.memory_bytes for bodies in self._bodies.values() for body in bodies.values()
         )
+        return self.artifact.nbytes + int(self._plans.arena.nbytes) + inner
 
     def copy(self) -> Program:
         """A program with the same code, its own arena and its own states."""

@@ -30,6 +30,8 @@ from bitwright.quant.model.weights.weights import QuantizedWeights
 CHANNELWISE = frozenset({"relu", "leaky_relu", "prelu", "max_pool", "avg_pool", "identity"})
 MIN_RELATIVE_SIZE = 1e-6
 REDUCTIONS = frozenset({"reduce_mean", "reduce_max"})
+EQUALIZED = ".equalized"
+"""The end of the names of scaled values."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,7 @@ def fold_factors(
         share = choice.activation.inverse
         shares[chain.product] = share
         bounds.update({node: float(share[0]) for node in chain.nodes if node.op == "clip"})
-        names.update({node: f"{node.name}.equalized" for node in (chain.product, *chain.nodes)})
+        names.update({node: node.name + EQUALIZED for node in (chain.product, *chain.nodes)})
         done.update(choice.point.values)
     scaled = {node.name: _scaled(weights[node.name], share) for node, share in shares.items()}
     return Folded(
@@ -151,6 +153,20 @@ def fold_factors(
         names,
         bounds,
     )
+
+
+def folded_shares(
+    graph: Graph,
+    choices: list[Choice],
+    weights: Mapping[str, QuantizedWeights],
+    tied: Collection[str] = (),
+) -> dict[str, Array]:
+    """The factors that `fold_factors` multiplies results by, by name of the product."""
+    found: dict[str, Array] = {}
+    for choice, chain in _foldable(graph, choices, weights, tied):
+        assert choice.activation is not None
+        found[chain.product.name] = choice.activation.inverse
+    return found
 
 
 def _foldable(
