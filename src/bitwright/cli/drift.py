@@ -148,7 +148,8 @@ def recalibrate(
             threads=threads,
             float_precision=float_precision,
         )
-        made.save(output, **form)
+        options: dict[str, Any] = dict(form)
+        made.save(output, **options)
     sizes = file_bytes(Path(model)), file_bytes(Path(output))
     if as_json:
         changes = [

@@ -33,7 +33,7 @@ from bitwright.train.checkpoints import (
     structure_of,
     write_checkpoint,
 )
-from bitwright.train.data import Batch, Batches, Position
+from bitwright.train.data import Batch, Batches, Position, sample_count
 from bitwright.train.diagnosis import first_nonfinite
 from bitwright.train.evaluations import Evaluations
 from bitwright.train.groups import freeze as freeze_parameters
@@ -331,7 +331,7 @@ class Trainer:
         self.progress.step += 1
         self.progress.position = after
         self._is_inside_step = False
-        reporter.step(self.progress.step, found, rate, sum(map(_samples, batches)))
+        reporter.step(self.progress.step, found, rate, sum(map(sample_count, batches)))
 
     def _with_targets(self, batch: Batch) -> Batch:
         self.loss.require_labels(batch, dict(self._source.outputs))
@@ -387,7 +387,7 @@ class Trainer:
         count = 0
         for batch in batches.epoch(0):
             found = self.program.evaluate(self._with_targets(batch), self._averages(averaged))
-            size = _samples(batch)
+            size = sample_count(batch)
             count += size
             for name, value in found.items():
                 totals[name] = totals.get(name, 0.0) + value * size
@@ -494,8 +494,3 @@ class Trainer:
     def loss_scale(self) -> float:
         """The present loss scale; 1 unless the precision is f16."""
         return float(self.program.states.get(SCALE, np.float32(1)))
-
-
-def _samples(batch: Mapping[str, Array]) -> int:
-    sizes = [array.shape[0] for array in batch.values() if array.ndim]
-    return int(sizes[0]) if sizes else 1

@@ -26,7 +26,7 @@ from bitwright.frontend.load import load
 from bitwright.ir.graph import Graph
 from bitwright.pipeline import compile_graph
 from bitwright.target import host
-from bitwright.tuning.latency import interleaved, medians, medians
+from bitwright.tuning.latency import interleaved, medians
 
 WORTH = 0.03
 """The least part of a point's time that another candidate must save: less may be noise."""

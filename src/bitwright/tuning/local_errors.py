@@ -23,7 +23,7 @@ from bitwright.ir.arrays import Array
 from bitwright.ir.dtype import f32
 from bitwright.ir.graph import Graph, Node, Value, constant_value
 from bitwright.ops.core.builder import Builder
-from bitwright.tuning.matching import Matching, Site, channel_axis
+from bitwright.tuning.matching import Matching, Site
 
 WEIGHTS, ROUNDING, CLIPPING, SHIFT = (
     "weight rounding",
@@ -272,7 +272,7 @@ class LocalErrors:
                 self._clipped(site, self.float_result(site), "")
             y_f = b.mul(y_f, self._factors(product, site.value.rank, axis))
         kind = site.partner.dtype
-        return y_f if y_f.dtype == kind else b.cast(y_f, to=kind)  # type: ignore[no-any-return]
+        return y_f if y_f.dtype == kind else b.cast(y_f, to=kind)
 
     def _factors(self, product: Value, rank: int, axis: int) -> Value:
         """The factors of a product, broadcast over a value with channels on `axis`."""
