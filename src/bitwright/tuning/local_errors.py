@@ -2,9 +2,10 @@
 
     total       y_q(x) - y_f(x)              on the operands x of the quantized model
     weights     y(x, w_q) - y_f(x)           activations not quantized
-    shift       y(c(x), w_q) - y(x, w_q)     c clips at the range that calibration saw
-    clipping    y(k(c(x)), w_q) - y(c(x), w_q)   k clips at the range of the quantized type
-    rounding    y_q(x) - y(k(c(x)), w_q)     what is left of the activations' error
+    shift       y(c(x), w_q) - y(x, w_q)     c clips what neither the type's range nor the range
+                                             that calibration saw contains
+    clipping    y(k(x), w_q) - y(c(x), w_q)  k clips at the range of the quantized type
+    rounding    y_q(x) - y(k(x), w_q)        what is left of the activations' error
 
 The causes add up to the total. They need no knowledge of a layer's form: its nodes are copied with
 each pair quantize -> dequantize replaced by x, or by x clipped.
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bitwright.errors import GraphError
 from bitwright.ir.arrays import Array
 from bitwright.ir.dtype import f32
 from bitwright.ir.graph import Graph, Node, Value, constant_value
@@ -213,16 +215,18 @@ class LocalErrors:
         return copier.copy([site.partner])[site.partner], copier.changed
 
     def _clipped(self, site: Site, y_f: Value, kind: str) -> tuple[Value, int]:
-        """The variant with activations that are not quantized: as they are (""), clipped at the
-        range that calibration saw ("seen"), or at the range of the type too ("type")."""
+        """The variant with activations that are not quantized: as they are (""), clipped where
+        neither calibration nor the type reaches ("seen"), or at the range of the type ("type")."""
         b, seen = self.b, self._observed.get(site.layer)
 
         def pair(found: Pair, x: Value) -> Value:
-            if kind and seen is not None:
-                x = b.clip(x, *(b.constant(np.float32(end)) for end in seen))
-            if kind == "type" and found.low is not None:
-                x = b.minimum(b.maximum(x, b.constant(found.low)), b.constant(found.high))
-            return x
+            if not kind or found.low is None or found.high is None:
+                return x
+            low, high = found.low, found.high
+            if kind == "seen" and seen is not None:
+                low, high = np.minimum(low, seen[0]), np.maximum(high, seen[1])
+            ends = (b.constant(end, f32) for end in (low, high))
+            return b.minimum(b.maximum(x, next(ends)), next(ends))  # type: ignore[no-any-return]
 
         made, count = self.variant(site, pair)
         return self._unscaled(site.value, made, site.channel_axis, y_f), count
@@ -253,6 +257,8 @@ class LocalErrors:
         product = self.matching.equalized(value, axis % max(1, value.rank))
         if product is None:
             return found
+        if product not in self._shares and y_f is None and product.name not in self._known:
+            self._visit(product)
         if product not in self._shares:
             self._shares[product] = self._share(product, found, axis, y_f)
         return b.div(found, self._factors(product, value.rank, axis))  # type: ignore[no-any-return]
@@ -274,14 +280,21 @@ class LocalErrors:
         shape = tuple(share.shape[0] if i == axis % rank else 1 for i in range(rank))
         return self.b.reshape(share, shape=shape)  # type: ignore[no-any-return]
 
+    def _visit(self, product: Value) -> None:
+        """Estimate the factors of a product at its own layer."""
+        for site in self.matching.sites:
+            axis = site.channel_axis % max(1, site.value.rank)
+            if self.matching.equalized(site.value, axis) is product:
+                self._clipped(site, self.float_result(site), "")
+                return
+        raise GraphError(f"the factors of {product.name!r}, which is equalized, are unknown")
+
     def _share(self, product: Value, found: Value, axis: int, y_f: Value | None) -> Value:
         """Factors per channel: the given ones, or those that fit the batch best."""
         b = self.b
         if (known := self._known.get(product.name)) is not None:
             return b.constant(np.asarray(known, np.float32).reshape(-1))
-        if y_f is None:
-            width = product.shape[channel_axis(product)]
-            return b.expand(b.constant(np.float32(1)), shape=(width,))  # type: ignore[no-any-return]
+        assert y_f is not None  # `_unscaled` visits the product's own layer first
         axes = tuple(i for i in range(found.rank) if i != axis % found.rank)
         tiny = b.constant(np.float32(1e-30))
         both = b.reduce_sum(b.mul(found, y_f), axes=axes, keepdims=False)
