@@ -7,7 +7,7 @@
 Yardstick tasks (`--yardstick` is their folder, `tasks.py` in it) are scored by their own metric; an
 SQNR counts as the fraction of the outputs' energy that is right. The other models come from public
 packages; they get drawn inputs, and their score is the agreement of the outputs with float on
-held-out inputs (`bitwright.tuning.metric`).
+held-out inputs (`bitwright.tuning.precision.metric`).
 
 After the search the float, the plain int8 and the tuned model run in turn in this process. A row is
 good if the tuned model's median is at most 5% above that of float and of int8, and its score is
@@ -38,7 +38,7 @@ import bitwright as bw
 from bitwright.ir.container import to_bytes
 from bitwright.target import host
 from bitwright.tuning.latency import interleaved, medians
-from bitwright.tuning.metric import MaxDrop, Metric
+from bitwright.tuning.precision.metric import MaxDrop, Metric
 from bitwright.warn import BitwrightWarning
 
 Batch = dict[str, np.ndarray]

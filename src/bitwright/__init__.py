@@ -59,7 +59,7 @@ if TYPE_CHECKING:  # for type checkers and editors
     from bitwright.train.trainer import Trainer
     from bitwright.tuning.error_ledger import ledger
     from bitwright.tuning.kernel_tuning import tune_kernels
-    from bitwright.tuning.search import tune
+    from bitwright.tuning.precision.search import tune
 
 __version__ = "0.1.0"
 
@@ -133,7 +133,7 @@ _HOME = {
     "save_lora": "bitwright.train.lora.file",
     "to_text": "bitwright.ir",
     "train": "bitwright",
-    "tune": "bitwright.tuning.search",
+    "tune": "bitwright.tuning.precision.search",
     "tune_kernels": "bitwright.tuning.kernel_tuning",
     "unmerge_lora": "bitwright.train.lora.merge",
     "verify": "bitwright.ops.core.check",

@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from bitwright.tuning.assignment import Glue, Option, evaluate, front, solve
+from bitwright.tuning.precision.assignment import Glue, Option, evaluate, front, solve
 
 NAMES = ("f32", "int8-static", "int8-dynamic", "w4")
 LAYOUTS = {"w4": "f32"}

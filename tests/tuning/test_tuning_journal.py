@@ -3,7 +3,7 @@
 import pytest
 
 from bitwright.errors import BitwrightError
-from bitwright.tuning.journal import FILE, Journal
+from bitwright.tuning.precision.journal import FILE, Journal
 
 PROBLEM = {"model": "abc", "objective": "latency"}
 

@@ -57,10 +57,10 @@ def test_the_assignment_is_the_same_with_ray(tmp_path):
 def test_workers_compute_the_same_scores(tmp_path):
     ray = pytest.importorskip("ray", reason="Ray is not installed (extra: ray)")
     from bitwright.pipeline import compile_graph
-    from bitwright.tuning.metric import MaxDrop, Metric
-    from bitwright.tuning.problem import prepare_problem
-    from bitwright.tuning.ray_trials import RayScores
-    from bitwright.tuning.trial import ModelBuilder, graph_of
+    from bitwright.tuning.precision.metric import MaxDrop, Metric
+    from bitwright.tuning.precision.problem import prepare_problem
+    from bitwright.tuning.precision.ray_trials import RayScores
+    from bitwright.tuning.precision.trial import ModelBuilder, graph_of
 
     problem = prepare_problem(
         network(), batches(), tmp_path, sample=None, transform=None, subset=None, threads=1,

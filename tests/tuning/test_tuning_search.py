@@ -10,9 +10,9 @@ from bitwright import demo
 from bitwright.errors import BitwrightError, CalibrationError
 from bitwright.ir.container import to_bytes
 from bitwright.quant.model.quantize import Quantized
-from bitwright.tuning.metric import MaxDrop, agreement
-from bitwright.tuning.search import parse_budget
-from bitwright.tuning.trial import graph_of
+from bitwright.tuning.precision.metric import MaxDrop, agreement
+from bitwright.tuning.precision.search import parse_budget
+from bitwright.tuning.precision.trial import graph_of
 
 
 def network(width=64, layers=3, seed=0):
@@ -79,8 +79,8 @@ def test_the_recipe_builds_the_same_model(tuned):
 def test_every_assignment_is_a_recipe(tmp_path, precisions):
     """A built candidate has the precisions asked for, and its JSON file builds it again."""
     from bitwright.quant.model.stages import simplify
-    from bitwright.tuning.precisions import SCHEMES, recipe_of
-    from bitwright.tuning.units import find_units
+    from bitwright.tuning.precision.precisions import SCHEMES, recipe_of
+    from bitwright.tuning.precision.units import find_units
 
     graph, data = network(), batches()
     units = find_units(simplify(graph))
@@ -144,7 +144,7 @@ def test_an_interrupt_returns_the_best_so_far():
 
 
 def test_the_size_objective_takes_the_smallest_within_the_drop(monkeypatch):
-    monkeypatch.setattr("bitwright.tuning.session.SLOWER", 1e9)  # no wall time in a test
+    monkeypatch.setattr("bitwright.tuning.precision.session.SLOWER", 1e9)  # no wall time in a test
     found = bw.tune(network(), batches(), max_drop="50%", budget="60s", threads=1, objective="size")
     plain = next(row for row in found.pareto if row["name"] == "int8")
     assert found.best["bytes"] < plain["bytes"]

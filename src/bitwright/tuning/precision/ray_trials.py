@@ -16,8 +16,8 @@ from typing import Any
 from bitwright.errors import BitwrightError
 from bitwright.ir.container import from_bytes, to_bytes
 from bitwright.pipeline import compile_graph
-from bitwright.tuning.metric import Metric
-from bitwright.tuning.trial import ModelBuilder, graph_of, recipe_key
+from bitwright.tuning.precision.metric import Metric
+from bitwright.tuning.precision.trial import ModelBuilder, graph_of, recipe_key
 
 Scores = dict[str, float]
 

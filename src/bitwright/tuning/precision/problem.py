@@ -23,8 +23,8 @@ from bitwright.quant.model.points import find_points
 from bitwright.quant.model.quantize import WIDE
 from bitwright.quant.model.stages import simplify
 from bitwright.target import host
-from bitwright.tuning.precisions import BF16, multiplies_bf16, precisions_of
-from bitwright.tuning.units import Unit, find_units
+from bitwright.tuning.precision.precisions import BF16, multiplies_bf16, precisions_of
+from bitwright.tuning.precision.units import Unit, find_units
 
 STATISTICS = "statistics.npz"
 

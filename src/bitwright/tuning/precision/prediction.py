@@ -8,10 +8,10 @@ from contextlib import suppress
 from bitwright.errors import BitwrightError
 from bitwright.quant.model.quantize import Quantized
 from bitwright.tuning.attribution import predict_errors
-from bitwright.tuning.precisions import BF16, float_recipe, uniform_recipe
-from bitwright.tuning.session import Session
-from bitwright.tuning.tables import Tables
-from bitwright.tuning.units import Unit
+from bitwright.tuning.precision.precisions import BF16, float_recipe, uniform_recipe
+from bitwright.tuning.precision.session import Session
+from bitwright.tuning.precision.tables import Tables
+from bitwright.tuning.precision.units import Unit
 
 Energies = Mapping[str, float]
 PREDICTION_BATCHES = 3

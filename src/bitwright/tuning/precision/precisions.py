@@ -16,7 +16,7 @@ from typing import Any
 
 from bitwright.passes.precision.policy import custom
 from bitwright.target import Target
-from bitwright.tuning.units import Unit
+from bitwright.tuning.precision.units import Unit
 
 FLOAT = "f32"
 BF16 = "bf16"

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from bitwright.ir.dim import evaluate
 from bitwright.ir.graph import Graph
 from bitwright.ir.types import TensorType
-from bitwright.tuning import assignment
-from bitwright.tuning.assignment import Assignment, Glue, Option
-from bitwright.tuning.precisions import FLOAT, LAYOUTS, weight_bytes
-from bitwright.tuning.step_times import VariantTimes
-from bitwright.tuning.units import Unit, neighbours
+from bitwright.tuning.precision import assignment
+from bitwright.tuning.precision.assignment import Assignment, Glue, Option
+from bitwright.tuning.precision.precisions import FLOAT, LAYOUTS, weight_bytes
+from bitwright.tuning.precision.step_times import VariantTimes
+from bitwright.tuning.precision.units import Unit, neighbours
 
 DEFAULT_BOUNDARY = 0.25e-9
 """Seconds per element of a quantize step, if no variant has one."""

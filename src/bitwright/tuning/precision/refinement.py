@@ -9,11 +9,11 @@ again.
 
 from __future__ import annotations
 
-from bitwright.tuning.assignment import Assignment
-from bitwright.tuning.precisions import FLOAT, recipe_of
-from bitwright.tuning.session import NOISE, Session
-from bitwright.tuning.tables import Tables
-from bitwright.tuning.trial import FLOAT_NAME, Trial, recipe_key
+from bitwright.tuning.precision.assignment import Assignment
+from bitwright.tuning.precision.precisions import FLOAT, recipe_of
+from bitwright.tuning.precision.session import NOISE, Session
+from bitwright.tuning.precision.tables import Tables
+from bitwright.tuning.precision.trial import FLOAT_NAME, Trial, recipe_key
 
 MAX_TRIALS = 12
 MAX_CORRECTIONS = 4

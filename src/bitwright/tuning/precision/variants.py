@@ -8,7 +8,7 @@ from typing import Any
 from bitwright.executable import Executable
 from bitwright.pipeline import compile_graph
 from bitwright.quant.model.quantize import Quantized
-from bitwright.tuning.precisions import (
+from bitwright.tuning.precision.precisions import (
     BF16,
     FLOAT,
     SCHEMES,
@@ -16,12 +16,12 @@ from bitwright.tuning.precisions import (
     precisions_of,
     uniform_recipe,
 )
-from bitwright.tuning.prediction import predict_unit_errors
-from bitwright.tuning.session import Session
-from bitwright.tuning.step_times import VariantTimes, merged, profile_variant
-from bitwright.tuning.tables import Tables
-from bitwright.tuning.trial import INT8_NAME, graph_of, schemes_in
-from bitwright.tuning.units import owners
+from bitwright.tuning.precision.prediction import predict_unit_errors
+from bitwright.tuning.precision.session import Session
+from bitwright.tuning.precision.step_times import VariantTimes, merged, profile_variant
+from bitwright.tuning.precision.tables import Tables
+from bitwright.tuning.precision.trial import INT8_NAME, graph_of, schemes_in
+from bitwright.tuning.precision.units import owners
 
 PASSES, ROUNDS = 3, 4
 PROFILE_SECONDS = 4.0

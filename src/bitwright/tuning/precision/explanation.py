@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bitwright.tuning.precisions import BF16, FLOAT, SCHEMES
-from bitwright.tuning.tables import Tables
-from bitwright.tuning.units import Unit
+from bitwright.tuning.precision.precisions import BF16, FLOAT, SCHEMES
+from bitwright.tuning.precision.tables import Tables
+from bitwright.tuning.precision.units import Unit
 
 _NOTABLE = 0.002
 """Fractions of the run time below this are not mentioned."""

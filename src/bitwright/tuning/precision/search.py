@@ -25,18 +25,18 @@ from typing import Any
 
 from bitwright.errors import BitwrightError
 from bitwright.quant.data.batches import Transform
-from bitwright.tuning.journal import Journal
-from bitwright.tuning.metric import Evaluate, MaxDrop, Metric
-from bitwright.tuning.precisions import FLOAT, float_recipe
-from bitwright.tuning.problem import digest_of, hardware_key, prepare_problem
-from bitwright.tuning.ray_trials import RayScores, import_ray
-from bitwright.tuning.refinement import Refinement
-from bitwright.tuning.result import Tuned
-from bitwright.tuning.session import OnBest, OutOfBudgetError, Session
-from bitwright.tuning.summary import make_result
-from bitwright.tuning.tables import Tables
-from bitwright.tuning.trial import FLOAT_NAME, INT8_NAME, OBJECTIVES
-from bitwright.tuning.variants import measure_variants
+from bitwright.tuning.precision.journal import Journal
+from bitwright.tuning.precision.metric import Evaluate, MaxDrop, Metric
+from bitwright.tuning.precision.precisions import FLOAT, float_recipe
+from bitwright.tuning.precision.problem import digest_of, hardware_key, prepare_problem
+from bitwright.tuning.precision.ray_trials import RayScores, import_ray
+from bitwright.tuning.precision.refinement import Refinement
+from bitwright.tuning.precision.result import Tuned
+from bitwright.tuning.precision.session import OnBest, OutOfBudgetError, Session
+from bitwright.tuning.precision.summary import make_result
+from bitwright.tuning.precision.tables import Tables
+from bitwright.tuning.precision.trial import FLOAT_NAME, INT8_NAME, OBJECTIVES
+from bitwright.tuning.precision.variants import measure_variants
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from bitwright.quant.model.layer_names import LayerNames
-from bitwright.tuning.explanation import reasons
-from bitwright.tuning.result import Tuned
-from bitwright.tuning.session import Session
-from bitwright.tuning.tables import Tables
-from bitwright.tuning.trial import FLOAT_NAME, INT8_NAME, Trial
+from bitwright.tuning.precision.explanation import reasons
+from bitwright.tuning.precision.result import Tuned
+from bitwright.tuning.precision.session import Session
+from bitwright.tuning.precision.tables import Tables
+from bitwright.tuning.precision.trial import FLOAT_NAME, INT8_NAME, Trial
 
 
 def make_result(session: Session, tables: Tables, stopped: str) -> Tuned:

@@ -10,7 +10,7 @@ from typing import IO, Any
 
 from bitwright.ir.container import write_atomically
 from bitwright.ir.graph import Graph
-from bitwright.tuning.trial import Model, graph_of
+from bitwright.tuning.precision.trial import Model, graph_of
 
 
 @dataclass(repr=False)

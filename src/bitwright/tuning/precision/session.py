@@ -18,14 +18,14 @@ from bitwright.executable import Executable
 from bitwright.pipeline import compile_graph
 from bitwright.quant.model.quantize import Quantized
 from bitwright.quant.model.report import weight_bytes
-from bitwright.tuning.journal import Journal
 from bitwright.tuning.latency import interleaved, memory_bytes, typical
-from bitwright.tuning.metric import Metric
-from bitwright.tuning.precisions import DYNAMIC, FLOAT, STATIC, float_recipe
-from bitwright.tuning.problem import Problem
-from bitwright.tuning.ray_trials import RayScores
-from bitwright.tuning.result import save_json
-from bitwright.tuning.trial import (
+from bitwright.tuning.precision.journal import Journal
+from bitwright.tuning.precision.metric import Metric
+from bitwright.tuning.precision.precisions import DYNAMIC, FLOAT, STATIC, float_recipe
+from bitwright.tuning.precision.problem import Problem
+from bitwright.tuning.precision.ray_trials import RayScores
+from bitwright.tuning.precision.result import save_json
+from bitwright.tuning.precision.trial import (
     FLOAT_NAME,
     INT8_NAME,
     Model,
