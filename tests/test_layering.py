@@ -24,10 +24,14 @@ ORDER = (
     ("executable",),  # what the pipeline makes
     ("pipeline",),
     ("compiler",),  # the pipeline with a memory
+    ("machine",),
     ("nn",),
     ("quant",),
+    ("drift",),
     ("train",),
     ("export",),
+    ("proof",),  # needs the compiler and the exported file
+    ("deploy",),
     ("onnx_backend",),
     ("tuning",),
     ("report",),

@@ -105,8 +105,8 @@ RECIPES = {
             _text_test, metric="perplexity", clip=1.0,
         ),
         Recipe(
-            "lstm", models.LstmClassifier, _lstm_batches, 56, 10, "adamw", 1e-3, 1e-2,
-            lambda: _set("news").test, clip=1.0,
+            "lstm", models.LstmClassifier, _lstm_batches, 56, 20, "adamw", 3e-4, 1e-2,
+            lambda: _set("news").test, warm_up=0.3, clip=1.0,
         ),
     )
 }  # fmt: skip

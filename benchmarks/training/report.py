@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+Array = np.ndarray
 FIRST = 200
 """Steps whose losses are compared one by one."""
+WINDOW = 20
+"""Steps whose mean losses are compared."""
 SIDES = ("bitwright", "eager", "compiled")
 
 
@@ -37,22 +41,24 @@ def table(folder: Path) -> str:
                 f"{model:12} {side:10} {one['metric']} {text} (mean {np.mean(scores):.2f}), "
                 f"{one['epochs']} epochs, {one['threads']} threads"
             )
-        for seed, ours in sides.get("bitwright", {}).items():
-            for side in SIDES[1:]:
-                theirs = sides.get(side, {}).get(seed)
-                if theirs is not None:
-                    distance = first_distance(ours["losses"], theirs["losses"])
-                    lines.append(
-                        f"{model:12} seed {seed}: first {FIRST} losses within "
-                        f"{distance:.3%} of {side}"
-                    )
+        for a, b in itertools.combinations(SIDES, 2):
+            for seed in sorted(sides.get(a, {}).keys() & sides.get(b, {}).keys()):
+                losses = [np.array(sides[side][seed]["losses"][:FIRST]) for side in (a, b)]
+                lines.append(
+                    f"{model:12} seed {seed}: first {FIRST} losses of {a} and {b} within "
+                    f"{distance(*losses):.3%}, means of {WINDOW} within "
+                    f"{distance(*map(_windows, losses)):.3%}"
+                )
     return "\n".join(lines)
 
 
-def first_distance(ours: list[float], theirs: list[float]) -> float:
-    a, b = np.array(ours[:FIRST]), np.array(theirs[:FIRST])
-    size = min(len(a), len(b))
-    return float(np.max(np.abs(a[:size] - b[:size]) / np.abs(b[:size])))
+def distance(ours: Array, theirs: Array) -> float:
+    """The largest relative difference of two sequences."""
+    return float(np.max(np.abs(ours - theirs) / np.abs(theirs)))
+
+
+def _windows(losses: Array) -> Array:
+    return losses[: len(losses) // WINDOW * WINDOW].reshape(-1, WINDOW).mean(1)
 
 
 def plot(folder: Path, pictures: Path) -> None:

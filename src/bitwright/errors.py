@@ -45,6 +45,10 @@ class RunError(BitwrightError):
     """An error at run time: invalid inputs, indices out of range, no memory."""
 
 
+class NonFiniteError(RunError):
+    """A gradient that holds NaN or infinity where that is an error."""
+
+
 class RewriteError(BitwrightError):
     """Rules that do not terminate, or a pass that made the graph invalid."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -29,6 +30,18 @@ class Recipe(Protocol):
         ...
 
 
+class RunObserver(Protocol):
+    """Wraps the runs of an engine (`drift.monitor`)."""
+
+    def run(
+        self, engine: Engine, feeds: Mapping[str, Any], out: Mapping[str, Array] | None
+    ) -> dict[str, Any]: ...
+
+
+MONITOR = "bitwright.drift.monitor"
+"""The module that makes monitors; it is imported on first use."""
+
+
 class Executable:
     """Runs a graph. Named state persists across runs until `reset`.
 
@@ -38,6 +51,7 @@ class Executable:
     """
 
     recipe: Recipe | None = None
+    _monitor: RunObserver | None = None
 
     def __init__(self, graph: Graph, history: History, engine: Engine) -> None:
         self.graph, self.history, self.engine = graph, history, engine
@@ -87,7 +101,33 @@ class Executable:
             from bitwright.ops.core.interpret import run
 
             return run(self.graph, feeds, states=self.engine.states, observe=observe)
+        if self._monitor is not None:
+            return self._monitor.run(self.engine, feeds, out)
         return self.engine.run(feeds, out)
+
+    def monitor(self, **options: Any) -> Any:
+        """A `drift.monitor.Monitor` that observes some of the runs and says when data drifts.
+
+        `every=N` observes every Nth run, `fraction=p` (with `seed`) each run with probability p.
+        Without both, runs are observed so often that counting takes `budget` (0.01) of the time
+        of all runs. Further options: `on_alarm`, a function that gets
+        each alarm; `level`, the probability that any false alarm is ever raised (0.01);
+        `tolerance`, the additional clipped fraction that is allowed (0.001); `load`, a file that
+        `save` wrote.
+        """
+        return importlib.import_module(MONITOR).monitor(self, **options)
+
+    def set_monitor(self, monitor: RunObserver) -> None:
+        """Pass all runs through a monitor; an executable has one at a time."""
+        if self._monitor is not None:
+            raise BitwrightError(
+                "the executable already has a monitor", hint="Close the other one first."
+            )
+        self._monitor = monitor
+
+    def remove_monitor(self, monitor: RunObserver) -> None:
+        if self._monitor is monitor:
+            self._monitor = None
 
     def _feeds(self, inputs: Any, positional: tuple[Any, ...]) -> Mapping[str, Any]:
         if not positional and (type(inputs) is dict or isinstance(inputs, Mapping)):

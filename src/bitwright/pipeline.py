@@ -17,9 +17,11 @@ from bitwright.executable import Executable
 from bitwright.ir.graph import Graph
 from bitwright.passes.fuse.fuse_regions import fuse_regions
 from bitwright.passes.fuse.merge_projections import merge_projections
+from bitwright.passes.fuse.recompute_elementwise import recompute_elementwise
 from bitwright.passes.lower_integer.lower_integer import lower_integer
 from bitwright.passes.lower_integer.lower_weights import lower_weights
 from bitwright.passes.manager import History, Pass, run_passes
+from bitwright.passes.order_for_memory import order_for_memory
 from bitwright.passes.precision.apply import apply_precision
 from bitwright.passes.precision.policy import Policy, policy, require_layers
 from bitwright.passes.simplify.canonicalize import canonicalize
@@ -77,7 +79,9 @@ PASSES: dict[str, Pass] = {
         lower_integer,
         lower_weights,
         merge_projections,
+        order_for_memory,
         recognize_composites,
+        recompute_elementwise,
         resolve_shapes,
         separate_bias,
         separate_phases,
@@ -140,7 +144,8 @@ def compile_step(graph: Graph, target: str = "cpu", threads: int | None = None) 
     history = History()
     with backend.prepare():
         simple = run_passes(graph, TRAINING, history)
-        return _executable(_lower(simple, history, backend, policy("f32")), backend, threads)
+        lowered = run_passes(simple, backend.step_passes, history)
+        return _executable(Optimized(simple, lowered, history), backend, threads)
 
 
 def make_program(fused: Graph, threads: int | None = None) -> Program:

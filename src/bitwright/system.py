@@ -261,9 +261,10 @@ def processor() -> str:
     return ""
 
 
-def trim_memory() -> None:
-    """Return unused heap memory to the system."""
-    gc.collect()
+def trim_memory(collect: bool = True) -> None:
+    """Return unused heap memory to the system; `collect` also frees objects in cycles first."""
+    if collect:
+        gc.collect()
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 

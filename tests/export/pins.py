@@ -7,7 +7,8 @@ from bitwright.export.onnx.mappings.training import TRAINING_OPS
 
 NO_ONNX_FORM = {"conj", "real", "imag", "squared_norm", "complex", "fft"}
 NO_ONNX_FORM |= {"cast-11", "cast-12", "matmul-9"}
-NO_ONNX_FORM |= {"integer_rnn", "integer_gru", "integer_lstm", "dropout", *TRAINING_OPS}
+NO_ONNX_FORM |= {"integer_rnn", "integer_gru", "integer_lstm", "dropout", "range_counts"}
+NO_ONNX_FORM |= {*TRAINING_OPS}
 """No ONNX op computes with complex numbers, quantizes the states of a layer, or trains."""
 
 RANDOM = {"random_uniform", "random_normal", "bernoulli", "multinomial"}

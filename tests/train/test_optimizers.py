@@ -5,7 +5,7 @@ import pytest
 from training_models import batches, mlp, torch_mlp
 
 import bitwright as bw
-from bitwright.errors import TrainingError
+from bitwright.errors import NonFiniteError, TrainingError
 
 torch = pytest.importorskip("torch")
 CASES = [
@@ -149,3 +149,41 @@ def test_settings_out_of_range_are_named():
         bw.Trainer(mlp(), loss="cross_entropy", optimizer="adagrad")
     with pytest.raises(TrainingError, match=r"pattern 'w3' of decay matches no parameter"):
         bw.Trainer(mlp(), loss="cross_entropy", decay={"w3": 0})
+
+
+UPDATES = {
+    "sgd_update": (0, ["rate", "factor"], False),
+    "adam_update": (2, ["rate", "step", "root", "factor"], True),
+    "lion_update": (1, ["rate", "factor"], True),
+}
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("op", UPDATES)
+def test_a_gradient_that_is_not_finite_is_an_error_and_changes_nothing(op, bad):
+    moments, scalars, is_before = UPDATES[op]
+    b = bw.Builder("update")
+    state = b.state("w", np.ones((3, 1001), np.float32))
+    held = [b.state(f"m{n}", np.ones((3, 1001), np.float32)) for n in range(moments)]
+    given = [b.input(name, "f32[]") for name in scalars]
+    apply, grad = b.input("apply", "bool[]"), b.input("grad", "f32[3, 1001]")
+    rest = [*held, *given, apply] if is_before else [*given, apply, *held]
+    new = b.op(op, state, grad, *rest, require_finite=True)
+    for old, value in zip([state, *held], new if isinstance(new, tuple) else (new,), strict=True):
+        b.update(old, value)
+    graph = b.build()
+    feeds = {name: np.float32(0.5) for name in scalars}
+    gradient = np.full((3, 1001), 0.25, np.float32)
+    for target in ("cpu", "reference"):
+        exe = bw.compile(graph, target=target, threads=2)
+        exe.run({**feeds, "apply": np.array(True), "grad": gradient})
+        worse = gradient.copy()
+        worse[2, 1000] = bad  # in the last, partial vector
+        before = {name: array.copy() for name, array in exe.engine.states.items()}
+        exe.run({**feeds, "apply": np.array(False), "grad": worse})
+        assert all(np.array_equal(exe.engine.states[name], a) for name, a in before.items())
+        with pytest.raises(NonFiniteError, match=r"the gradient( of 'w')? is not finite"):
+            exe.run({**feeds, "apply": np.array(True), "grad": worse})
+        after = exe.engine.states
+        assert all(after[name][2, 1000] == array[2, 1000] for name, array in before.items())
+        exe.run({**feeds, "apply": np.array(True), "grad": gradient})  # the fault is cleared

@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from qat_models import MODELS, data_of
+from qat_models import MODELS, Weights, data_of
 
 import bitwright as bw
 from bitwright.pipeline import compile_step
@@ -99,3 +99,24 @@ def test_int8_starts_at_the_post_training_result(model):
     expected = bw.compile(q).run(feeds)["y"]
     prepared = bw.prepare_qat(q)
     np.testing.assert_array_equal(bw.compile(bw.convert_qat(prepared)).run(feeds)["y"], expected)
+
+
+def test_clips_below_zero_round_in_the_same_order():
+    """Saturation implies the limits of the clip, and a constant scale stands in front of it."""
+
+    def clipped():
+        b = bw.Builder("clipped")
+        w = Weights(b)
+        x = b.input("x", "f32[batch, 12]")
+        low, high = np.float32(-1), np.float32(1)
+        h = b.clip(b.tanh(b.matmul(x, w("w1", 12, 16))), low, high)
+        h = b.mul(b.tanh(b.matmul(h, w("w2", 16, 16))), np.float32(0.7))
+        return b.build(y=b.matmul(b.clip(h, low, high), w("w3", 16, 8)))
+
+    graph, adam = clipped(), bw.Adam(lr=3e-3)
+    prepared = bw.prepare_qat(bw.quantize(graph, data_of(graph), "int8-static"))
+    trainer = bw.Trainer(prepared, teacher=graph, distillation="mse", optimizer=adam, threads=1)
+    trainer.fit(data_of(graph, seed=4), steps=5, progress=False)
+    (feeds,) = data_of(graph, batch=20000, count=1, seed=9)
+    deployed = bw.compile(bw.convert_qat(trainer), threads=1).run(feeds)["y"]
+    np.testing.assert_array_equal(trainer.predict(feeds)["y"], deployed)

@@ -12,10 +12,7 @@ from bitwright.tuning.attribution import attribute, predict_errors, prepared
 
 RNG = np.random.default_rng(5)
 SIZES = (16, 24, 24, 6)
-WEIGHTS = [
-    (RNG.normal(size=(a, b)) / np.sqrt(a)).astype(np.float32)
-    for a, b in pairwise(SIZES)
-]
+WEIGHTS = [(RNG.normal(size=(a, b)) / np.sqrt(a)).astype(np.float32) for a, b in pairwise(SIZES)]
 BIASES = [(RNG.normal(size=b) * 0.1).astype(np.float32) for b in SIZES[1:]]
 DATA = [{"x": RNG.normal(size=(8, 16)).astype(np.float32)} for _ in range(6)]
 NEW_DATA = [{"x": RNG.normal(size=(8, 16)).astype(np.float32)} for _ in range(4)]

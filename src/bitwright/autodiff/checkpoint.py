@@ -13,15 +13,11 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
 from bitwright.errors import GraphError
-from bitwright.ir.dim import Dim, Size, evaluate
 from bitwright.ir.graph import Graph, Node, Value, nearest
-from bitwright.ir.types import TensorType
+from bitwright.ir.typical import typical_bytes
 from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.registry import get
 from bitwright.ops.core.reverse import dependent
-
-TYPICAL_SIZE = 16
-"""What stands for a symbolic size when bytes are compared."""
 
 
 def chosen_values(
@@ -61,19 +57,6 @@ def needed_nodes(graph: Graph, target: Value) -> list[Node]:
     return found[::-1]
 
 
-def _nbytes(value: Value) -> int:
-    type_ = value.type
-    if not isinstance(type_, TensorType):
-        return 0
-    return math.prod(map(_typical, type_.shape)) * max(type_.dtype.bits, 8) // 8
-
-
-def _typical(size: Size) -> int:
-    if not isinstance(size, Dim):
-        return size
-    return max(evaluate(size, {s.name: s.bound or TYPICAL_SIZE for s in size.symbols}), 1)
-
-
 def _automatic(forward: Sequence[Node], target: Value, reached: set[Value]) -> set[Value]:
     """Values at about √n cuts that divide the bytes of the n computed nodes evenly.
 
@@ -93,7 +76,7 @@ def _automatic(forward: Sequence[Node], target: Value, reached: set[Value]) -> s
         for value in node.operands:
             if last[value] == i:
                 live.pop(value, None)
-        total += sum(map(_nbytes, node.outputs))
+        total += sum(map(typical_bytes, node.outputs))
         crossing[i], made[i] = list(live), total
     segments = round(math.sqrt(len(computed)))
     kept: set[Value] = set()
@@ -107,7 +90,7 @@ def _automatic(forward: Sequence[Node], target: Value, reached: set[Value]) -> s
 
 
 def _cost(values: Iterable[Value], reached: set[Value]) -> int:
-    return sum(_nbytes(value) for value in values if value in reached)
+    return sum(typical_bytes(value) for value in values if value in reached)
 
 
 class Recomputation:

@@ -128,6 +128,11 @@ class Backend(ABC, Generic[ArtifactT, EngineT]):
     def passes(self) -> tuple[Pass, ...]:
         """Passes that run after `pipeline.INFERENCE` and the precision policy."""
 
+    @property
+    def step_passes(self) -> tuple[Pass, ...]:
+        """What takes the place of `passes` for training steps."""
+        return self.passes
+
     @abstractmethod
     def build(self, graph: Graph) -> ArtifactT:
         """Lower a graph that went through `passes`, and generate its code."""

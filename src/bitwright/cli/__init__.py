@@ -6,14 +6,43 @@ defines the commands of one topic; importing it adds them to the group.
 
 from bitwright.cli import bench as _bench
 from bitwright.cli import calibrate as _calibrate
+from bitwright.cli import check as _check
+from bitwright.cli import compare as _compare
 from bitwright.cli import convert as _convert
+from bitwright.cli import diff as _diff
+from bitwright.cli import drift as _drift
 from bitwright.cli import explain as _explain
+from bitwright.cli import hardware as _hardware
 from bitwright.cli import ledger as _ledger
 from bitwright.cli import model as _model
 from bitwright.cli import quantize as _quantize
+from bitwright.cli import report as _report
 from bitwright.cli import train as _train
+from bitwright.cli import tune as _tune
+from bitwright.cli import tune_kernels as _tune_kernels
+from bitwright.cli import verify as _verify
 from bitwright.cli.common import main
 
 # the imports register the commands
-assert all((_bench, _calibrate, _convert, _explain, _ledger, _model, _quantize, _train))
+assert all(
+    (
+        _bench,
+        _calibrate,
+        _check,
+        _compare,
+        _convert,
+        _diff,
+        _drift,
+        _explain,
+        _hardware,
+        _ledger,
+        _model,
+        _quantize,
+        _report,
+        _train,
+        _tune,
+        _tune_kernels,
+        _verify,
+    )
+)
 __all__ = ["main"]

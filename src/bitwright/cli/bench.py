@@ -1,4 +1,4 @@
-"""`bench`: times a model against other installed runtimes."""
+"""`bench`: times a model against other installed runtimes, or runs the benchmark suite."""
 
 from __future__ import annotations
 
@@ -29,7 +29,17 @@ def parse_counts(ctx: click.Context, option: click.Parameter, value: str | None)
 
 
 @common.main.command()
-@click.argument("model")
+@click.argument("models", nargs=-1, metavar="MODEL | [SUITE]...")
+@click.option(
+    "--suite",
+    "is_suite",
+    is_flag=True,
+    help="Run the suite: all of it, or the named parts (matmul, conv, depthwise, attention, norm, "
+    "softmax, quantize, elementwise, models, or model files).",
+)
+@click.option("--quick", is_flag=True, help="Suite: few cases and rounds.")
+@click.option("--baseline", type=click.Path(), help="Suite: .json of an earlier run.")
+@click.option("--csv", "table", type=click.Path(), help="Suite: file for the results as CSV.")
 @click.option(
     "--against",
     default="onnxruntime,openvino",
@@ -42,7 +52,7 @@ def parse_counts(ctx: click.Context, option: click.Parameter, value: str | None)
     callback=parse_counts,
     help="Numbers of threads, separated by commas; default: the number of cores.",
 )
-@click.option("--rounds", default=15, show_default=True, type=click.IntRange(1))
+@click.option("--rounds", type=click.IntRange(1), help="Default: 15, of the suite 31.")
 @common.size_option
 @common.precision_option
 @click.option("--feeds", type=click.Path(), help=".npz with one array per input.")
@@ -53,10 +63,14 @@ def parse_counts(ctx: click.Context, option: click.Parameter, value: str | None)
     help="File for the results; - prints them.",
 )
 def bench(
-    model: str,
+    models: tuple[str, ...],
+    is_suite: bool,
+    quick: bool,
+    baseline: str | None,
+    table: str | None,
     against: list[str],
     threads: list[int],
-    rounds: int,
+    rounds: int | None,
     sizes: dict[str, int],
     precision: str | None,
     feeds: str | None,
@@ -64,15 +78,28 @@ def bench(
 ) -> None:
     """Time MODEL against other runtimes: interleaved rounds, each engine in its own process.
 
-    Inputs are random unless --feeds gives them.
+    Inputs are random unless --feeds gives them. With --suite: ops and models at several
+    precisions; with --baseline the exit status is 1 if a row got worse beyond noise.
     """
+    if is_suite:
+        if feeds or precision or len(threads) > 1:
+            raise click.UsageError(
+                "--suite takes one number of threads, no --feeds, no --precision"
+            )
+        options = {"quick": quick, "baseline": baseline, "rounds": rounds, "sizes": sizes}
+        return run_suite(models, threads[0] if threads else None, target, table, options)
+    if quick or baseline or table:
+        raise click.UsageError("--quick, --baseline and --csv need --suite")
+    if len(models) != 1:
+        raise click.UsageError("give one MODEL, or --suite")
+    (model,) = models
     from bitwright.report.bench import bench as measure
 
     result = common.working("measuring")(measure)(
         model,
         against=against,
         threads=threads or None,
-        rounds=rounds,
+        rounds=rounds or 15,
         sizes=sizes,
         feeds=feeds,
         precision=precision or "f32",
@@ -82,6 +109,63 @@ def bench(
     if target:
         Path(target).write_text(json.dumps(result.as_json(), indent=2) + "\n")
     show_bench(result)
+
+
+def run_suite(
+    names: tuple[str, ...],
+    threads: int | None,
+    target: str | None,
+    table: str | None,
+    options: dict[str, Any],
+) -> None:
+    """Run the suite, print it, write its files, and exit with status 1 on a regression."""
+    from bitwright.ir.container import require_writable
+    from bitwright.report.suite.machine import in_one_line
+    from bitwright.report.suite.run import bench_suite
+
+    files = [path for path in (target, table) if path and path != "-"]
+    for path in files:
+        require_writable(path)
+    measure = common.working("measuring")(bench_suite)
+    result = measure(names or None, threads=threads, **options)
+    for path in files:
+        result.save(path)
+    if target == "-":
+        click.echo(json.dumps(result.to_json(), indent=2))
+    else:
+        has_baseline = options["baseline"] is not None
+        columns = ("suite", "case", "precision", "ms", "quartiles", "rate", "memory", "SQNR dB")
+        more = ("x baseline", "verdict") if has_baseline else ()
+        common.show_columns(
+            (*columns, *more),
+            [suite_cells(row, has_baseline) for row in result.rows],
+            ("suite", "case", "precision", "verdict"),
+        )
+        common.print_line(in_one_line(result.machine))
+        for note in result.notes:
+            common.print_note(note)
+    if result.regressions:
+        common.print_note(f"{len(result.regressions)} rows got worse beyond noise")
+        click.get_current_context().exit(1)
+
+
+def suite_cells(row: Any, has_baseline: bool) -> tuple[str, ...]:
+    first = row.suite, row.name, row.precision
+    if row.error:
+        return (*first, *[""] * 4, f"failed: {row.error}", *["", "failed"] * has_baseline)
+    low, high = row.quartiles
+    rate = f"{row.gflops:.0f} GFLOP/s" if row.gflops else f"{row.gbytes or 0:.1f} GB/s"
+    memory = "" if row.memory_bytes is None else common.human(row.memory_bytes, "B")
+    cells = (
+        *first,
+        f"{row.milliseconds:.4f}",
+        f"{low:.4f}-{high:.4f}",
+        rate,
+        memory,
+        "exact" if row.sqnr_db is None else f"{row.sqnr_db:.1f}",
+    )
+    ratio = "" if row.baseline_ratio is None else f"{row.baseline_ratio:.2f}"
+    return (*cells, ratio, row.verdict) if has_baseline else cells
 
 
 def show_bench(result: Any) -> None:

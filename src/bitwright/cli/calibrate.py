@@ -1,8 +1,7 @@
-"""`calibrate` and `compare`: statistics of a model's values, and errors between two models."""
+"""`calibrate`: statistics of a model's values."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import click
@@ -72,64 +71,5 @@ def calibrate(
         common.print_line(note)
 
 
-@common.main.command()
-@click.argument("first")
-@click.argument("second")
-@data_options(required=True)
-@subset_option
-@click.option("--layers/--no-layers", default=True, help="Compare values inside the models too.")
-@click.option("--worst", default=5, show_default=True, type=click.IntRange(0))
-@threads_option
-@common.json_option
-def compare(
-    first: str,
-    second: str,
-    data: Any,
-    subset: int | None,
-    layers: bool,
-    worst: int,
-    threads: int | None,
-    as_json: bool,
-) -> None:
-    """Compare model SECOND with model FIRST on DATA: SQNR, cosine, errors, worst batches, size."""
-    from bitwright.report.compare import compare as measure
-
-    with common.notes_of_data():
-        found = measure(first, second, data, layers=layers, subset=subset, threads=threads)
-    if as_json:
-        return common.print_json(found.as_json(worst))
-    columns = ("SQNR dB", "cosine", "max error", "largest", "same top-1")
-    common.show_table(
-        f"outputs, {len(found.samples)} batches",
-        ("output", *columns),
-        ((name, *_cells(one)) for name, one in found.outputs.items()),
-    )
-    if found.layers:
-        common.show_table(
-            "layers", ("value", *columns), ((n, *_cells(one)) for n, one in found.layers.items())
-        )
-    if worst and len(found.samples) > 1:
-        common.show_table(
-            "worst batches",
-            ("batch", *columns),
-            ((number, *_cells(one)) for number, one in found.worst(worst)),
-        )
-    if found.file_bytes:
-        a, b = found.file_bytes
-        line = f"files: {common.human(a, 'B')} and {common.human(b, 'B')}, {b / a:.3f} of the first"
-        common.out.print(line, highlight=False)
-
-
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.5g}"
-
-
-def _cells(one: Any) -> tuple[str, ...]:
-    sqnr = one.sqnr_db
-    return (
-        "exact" if sqnr == math.inf else f"{sqnr:.2f}",
-        f"{one.cosine:.6f}",
-        f"{one.max_error:.4g}" + (f" ({one.nonfinite} not finite)" if one.nonfinite else ""),
-        f"{one.largest:.4g}",
-        "" if one.same_top1 is None else f"{one.same_top1:.4f}",
-    )

@@ -18,6 +18,7 @@ from bitwright.cli import common
 from bitwright.cli.calibrate import subset_option, threads_option
 from bitwright.cli.data import data_options
 from bitwright.cli.export import export_options, options_given
+from bitwright.cli.report import check_report, latency_option, report_option, write_report
 from bitwright.errors import BitwrightError, ExportError
 from bitwright.warn import DataWarning
 
@@ -49,11 +50,15 @@ if TYPE_CHECKING:  # commands import on use, so that --help is quick
 )
 @click.option(
     "--float-precision",
-    default="f32",
-    show_default=True,
-    help="Precision of float layers: f32, bf16, f16 or a policy.",
+    help="Precision of float layers: f32, bf16, f16 or a policy; default: the recipe's, else f32.",
 )
 @export_options
+@click.option("--no-proof", is_flag=True, help="Leave golden data and digests out of the file.")
+@click.option(
+    "--proof-data",
+    type=click.Path(),
+    help="Store the inputs of this .npz or .npy in the file instead of synthetic golden inputs.",
+)
 @subset_option
 @click.option(
     "--eval",
@@ -62,6 +67,8 @@ if TYPE_CHECKING:  # commands import on use, so that --help is quick
     help="Score the float and the quantized model: the function gets a callable "
     "from a dict of arrays to a dict of arrays, and returns a number or a dict of numbers.",
 )
+@report_option
+@latency_option
 @threads_option
 @common.json_option
 def quantize(
@@ -70,9 +77,13 @@ def quantize(
     statistics: str | None,
     output: str,
     recipe: str,
-    float_precision: str,
+    float_precision: str | None,
+    no_proof: bool,
+    proof_data: str | None,
     subset: int | None,
     evaluation: str | None,
+    report_path: str | None,
+    latency: bool,
     threads: int | None,
     as_json: bool,
     **export: str | None,
@@ -85,10 +96,13 @@ def quantize(
     from bitwright.quant.data.batches import Batches
     from bitwright.report.compare import file_bytes
     from bitwright.report.evaluate import Evaluation
+    from bitwright.report.feeds import read_inputs
 
     form = options_given(output, export)
-    rules = _rules(recipe, form)
+    options: dict[str, Any] = dict(form)
+    rules = rules_of(recipe, form)
     check_output(output)
+    check_report(report_path)
     source = _statistics(statistics, output, data is not None, rules)
     script = Evaluation(evaluation) if evaluation else None
     scores: Scores = {}
@@ -98,6 +112,7 @@ def quantize(
     ):
         warnings.simplefilter("ignore", DataWarning)  # the report has them
         graph = common.working(f"reading {Path(model).name}")(load_beside)(model, output)
+        proof = read_inputs(proof_data, graph) if proof_data else not no_proof
         if data is not None:
             Batches(data, graph)  # raises for bad data before a long evaluation
         if script:
@@ -111,13 +126,25 @@ def quantize(
             threads=threads,
             float_precision=float_precision,
         )
-        result.save(output, **form)
+        result.save(output, proof=proof, **options)
         fault = None
         if script:
             try:
                 scores["quantized"] = _score(script, output, threads)
             except BitwrightError as error:  # the model is finished: print the report first
                 fault = error
+        if report_path is not None:
+            write_report(
+                report_path,
+                result,
+                float_model=graph,
+                data=data,
+                subset=subset,
+                latency=latency,
+                threads=threads,
+                scores=scores,
+                files=(model, output),
+            )
     sizes = file_bytes(Path(model)), file_bytes(Path(output))
     if as_json:
         for note in result.report.notes:
@@ -203,7 +230,7 @@ def _show_scores(before: dict[str, float], after: dict[str, float]) -> None:
     common.show_table("", ("score", "float", "quantized", "change"), rows)
 
 
-def _rules(recipe: str, form: Mapping[str, str]) -> Recipe:
+def rules_of(recipe: str, form: Mapping[str, str]) -> Recipe:
     """The recipe with the export options that affect quantization."""
     from bitwright.quant.model.recipe import recipe as find_recipe
     from bitwright.quant.model.recipe import without_zero_points

@@ -250,3 +250,9 @@ def _fixed_size(inputs: Sequence[Value]) -> int | None:
     """The batch size that the model fixes, or None."""
     sizes = [v.shape[0] for v in inputs if isinstance(v.type, TensorType) and v.rank]
     return sizes[0] if sizes and isinstance(sizes[0], int) else None
+
+
+def sample_count(batch: Mapping[str, Array]) -> int:
+    """The length of the first axis; 1 if no array has one."""
+    sizes = [array.shape[0] for array in batch.values() if array.ndim]
+    return int(sizes[0]) if sizes else 1

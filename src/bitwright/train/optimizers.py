@@ -73,8 +73,7 @@ class Optimizer(ABC):
         """Append the step of one parameter and its updates; returns the new parameter."""
 
     def _moment(self, b: Builder, kind: str, p: Value) -> Value:
-        zeros = np.zeros(tuple(map(int, p.shape)), p.dtype.numpy)
-        return b.state(f"{PREFIX}{kind}.{p.name}", zeros)
+        return b.state(f"{PREFIX}{kind}.{p.name}", type_=p.type)  # zeros at first
 
 
 def _replace(b: Builder, old: Sequence[Value], new: Any) -> Value:
@@ -113,6 +112,7 @@ class SGD(Optimizer):
     ) -> Value:
         held = [self._moment(b, "momentum", p)] if self.momentum else []
         attrs = {"momentum": self.momentum, "nesterov": self.nesterov, "decay": decay}
+        attrs["require_finite"] = True
         operands = p, grad, scalars.rate, scalars.factor, scalars.apply, *held
         return _replace(b, [p, *held], b.sgd_update(*operands, **attrs))
 
@@ -167,6 +167,7 @@ class Adam(Optimizer):
             eps=self.eps,
             decay=decay,
             decoupled=self._is_decoupled,
+            require_finite=True,
         )
         return _replace(b, [p, m, v], new)
 
@@ -201,6 +202,7 @@ class Lion(Optimizer):
     ) -> Value:
         m = self._moment(b, "exp_avg", p)
         attrs = {"beta1": self.betas[0], "beta2": self.betas[1], "decay": decay}
+        attrs["require_finite"] = True
         operands = p, grad, m, scalars.rate, scalars.factor, scalars.apply
         return _replace(b, [p, m], b.lion_update(*operands, **attrs))
 

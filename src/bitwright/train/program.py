@@ -14,6 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
+from bitwright import system
 from bitwright.backends.cpu.runtime.memory import new_array
 from bitwright.errors import GraphError, TrainingError
 from bitwright.executable import Executable
@@ -94,6 +95,7 @@ class StepProgram:
     def _compiled(self, graph: Graph) -> Executable:
         exe = compile_step(graph, self.target, self.threads)
         exe.engine.states = self.states
+        system.trim_memory(collect=False)  # of passes and code generation
         return exe
 
     def run(self, batches: Sequence[Batch], rate: float) -> dict[str, float]:

@@ -5,7 +5,8 @@
 Trainable parameters, moments, averages, accumulators, counters, the loss scale and running
 statistics are states with updates. The learning rate is the input `train.lr`. A step whose loss is
 not finite changes nothing but the loss scale; nor does one whose gradients are not finite, where
-their norm is known (f16, clipping).
+their norm is known (f16, clipping). Elsewhere the updates find such a gradient (`require_finite`):
+the step is an error, and what that gradient would have changed stays.
 """
 
 from __future__ import annotations
@@ -190,8 +191,7 @@ class _Step:
         b = self.b
         found = {}
         for weight, gradient in gradients.items():
-            zeros = np.zeros(tuple(map(int, weight.shape)), weight.dtype.numpy)
-            held = b.state(SUM + weight.name, zeros)
+            held = b.state(SUM + weight.name, type_=weight.type)  # zeros at first
             found[weight] = b.add(held, gradient)
             b.update(held, full_like(b, 0.0, weight) if is_last else found[weight])
         return found
@@ -246,7 +246,7 @@ class _Step:
         assert decay is not None
         part = b.where(apply, np.float32(1 - decay), np.float32(0))
         for old, weight in new.items():
-            average = b.state(AVERAGE + old.name, np.array(old.node.attrs["value"]))
+            average = b.state(AVERAGE + old.name, old.node.attrs["value"])
             share = part if old.dtype.name == "f32" else b.cast(part, to=old.dtype)
             b.update(average, b.add(average, b.mul(b.sub(weight, average), share)))
 

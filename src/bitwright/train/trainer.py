@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from bitwright.errors import BitwrightError, TrainingError
+from bitwright.errors import BitwrightError, NonFiniteError, TrainingError
 from bitwright.frontend.load import load
 from bitwright.frontend.parameters import load_parameters
 from bitwright.ir.arrays import Array
@@ -33,7 +33,7 @@ from bitwright.train.checkpoints import (
     structure_of,
     write_checkpoint,
 )
-from bitwright.train.data import Batch, Batches, Position
+from bitwright.train.data import Batch, Batches, Position, sample_count
 from bitwright.train.diagnosis import first_nonfinite
 from bitwright.train.evaluations import Evaluations
 from bitwright.train.groups import freeze as freeze_parameters
@@ -84,7 +84,8 @@ class Trainer:
     ) -> None:
         """`loss` is a name of `train.losses`, an output of the graph, or a function of a builder
         and the outputs. `schedule` gives factors of the optimizer's rate. `teacher` is a graph
-        whose outputs are the targets (`distillation`: "kl", "mse", "cosine", or one per output).
+        whose outputs are the targets (`distillation`: "kl", "mse", "l1", "cosine", `train.Pooled`,
+        a function of a builder, an output and a target, or one of these per output).
         `decay` and `rates` give weight decays and learning-rate factors by name pattern, `freeze`
         the patterns of parameters that stay. `passes` run on every step graph once its gradients
         are there, and on the graph of evaluations. A model of `bw.prepare_qat` brings its passes,
@@ -330,7 +331,7 @@ class Trainer:
         self.progress.step += 1
         self.progress.position = after
         self._is_inside_step = False
-        reporter.step(self.progress.step, found, rate, sum(map(_samples, batches)))
+        reporter.step(self.progress.step, found, rate, sum(map(sample_count, batches)))
 
     def _with_targets(self, batch: Batch) -> Batch:
         self.loss.require_labels(batch, dict(self._source.outputs))
@@ -340,6 +341,9 @@ class Trainer:
         rate = self.optimizer.lr * self.schedule(self.progress.step)
         try:
             return self.program.run(batches, rate), rate
+        except NonFiniteError as error:
+            what = f"{error.what} in step {self.progress.step + 1}"
+            raise self._not_finite(what, batches) from None
         except BitwrightError as error:
             raise TrainingError(f"step {self.progress.step + 1} failed: {error}") from error
 
@@ -351,19 +355,19 @@ class Trainer:
     def _diverged(
         self, number: float, batches: list[Batch], why: str = "", what: str = "loss"
     ) -> TrainingError:
-        """The error of a loss or a norm that is not finite, with the op that made it so."""
+        """The error of a loss or a norm that is not finite."""
+        text = f"the {what} of step {self.progress.step + 1} is {number}"
+        return self._not_finite(f"{text} ({why})" if why else text, batches)
+
+    def _not_finite(self, what: str, batches: list[Batch]) -> TrainingError:
+        """An error with the op that made something not finite."""
         for batch in batches:
             feeds = {**batch, RATE: np.float32(0)}
             cause = first_nonfinite(self.program.last_graph, feeds, self.program.states)
             if cause:
                 break
         cause = cause or "a sum inside an op overflows; without rounding all results are finite"
-        return TrainingError(
-            f"the {what} of step {self.progress.step + 1} is {number}"
-            + (f" ({why})" if why else "")
-            + f": {cause}",
-            hint=self._last_good(),
-        )
+        return TrainingError(f"{what}: {cause}", hint=self._last_good())
 
     def _last_good(self) -> str:
         latest = self.checkpoints.latest() if self.checkpoints is not None else None
@@ -383,7 +387,7 @@ class Trainer:
         count = 0
         for batch in batches.epoch(0):
             found = self.program.evaluate(self._with_targets(batch), self._averages(averaged))
-            size = _samples(batch)
+            size = sample_count(batch)
             count += size
             for name, value in found.items():
                 totals[name] = totals.get(name, 0.0) + value * size
@@ -419,7 +423,7 @@ class Trainer:
             "precision": settings.precision,
             "loss": name_of(kind) if callable(kind) else str(kind),
             "output, labels": repr((loss.output, loss.labels)),
-            "distillation": repr((loss.distillation, loss.temperature, loss.weight)),
+            "distillation": repr((loss.comparisons, loss.temperature, loss.weight)),
             "batch_norm_momentum": repr(settings.batch_norm_momentum),
             "clip, accumulate, ema": repr((settings.clip, settings.accumulate, settings.ema)),
             "groups": repr((settings.decay, settings.rates, self._frozen)),
@@ -441,7 +445,7 @@ class Trainer:
         if name := self.program.nonfinite_weight():
             where = f"after step {self.progress.step}"
             raise TrainingError(
-                f"parameter {name!r} is not finite {where}, because a gradient was not",
+                f"parameter {name!r} is not finite {where}: its update overflowed",
                 hint=self._last_good(),
             )
         self.checkpoints.save(self.program.states, self.progress, self.fingerprint())
@@ -490,8 +494,3 @@ class Trainer:
     def loss_scale(self) -> float:
         """The present loss scale; 1 unless the precision is f16."""
         return float(self.program.states.get(SCALE, np.float32(1)))
-
-
-def _samples(batch: Mapping[str, Array]) -> int:
-    sizes = [array.shape[0] for array in batch.values() if array.ndim]
-    return int(sizes[0]) if sizes else 1

@@ -1,1 +1,1 @@
-"""Where the error of a quantized model comes from, and what would reduce it."""
+"""Where the error of a quantized model comes from, and the search for precisions."""

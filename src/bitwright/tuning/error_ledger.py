@@ -293,7 +293,7 @@ def _measure_fixes(
         made.metric = {"name": name, "float": before, "quantized": after}
         curve = [(0.0, before), (found.error, after)]
     measured: dict[tuple[str, str], Fix] = {}
-    exes = {}
+    exes: dict[tuple[str, str], Any] = {}
     for line in made.lines:
         action = action_for(line.cause, line.scheme)
         key = line.value, action

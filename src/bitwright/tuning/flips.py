@@ -21,6 +21,9 @@ MOST = 1000
 """Flips kept: those that the float model was most sure of."""
 
 
+Margin = float | None
+
+
 @dataclass(frozen=True)
 class Flip:
     """One changed answer; margins are None for integer outputs."""
@@ -30,8 +33,8 @@ class Flip:
     output: str
     float: int
     quantized: int
-    float_margin: float | None
-    quantized_margin: float | None
+    float_margin: Margin
+    quantized_margin: Margin
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -48,14 +51,15 @@ class Flips:
     def add(self, batch: int, exact: Mapping[str, Any], found: Mapping[str, Any]) -> None:
         for name, one in exact.items():
             other = found.get(name)
-            if not isinstance(one, np.ndarray) or np.shape(other) != one.shape or not one.ndim:
+            if not isinstance(one, np.ndarray) or not isinstance(other, np.ndarray):
                 continue
-            assert isinstance(other, np.ndarray)
+            if other.shape != one.shape or not one.ndim:
+                continue
             if one.dtype.kind in "iu":
                 self._compare(batch, name, one.reshape(-1), other.reshape(-1), None)
             elif one.dtype.kind == "f" and one.ndim > 1 and one.shape[-1] > 1 and one.size:
                 rows = [a.reshape(-1, a.shape[-1]).astype(np.float64) for a in (one, other)]
-                answers = [a.argmax(-1) for a in rows]
+                answers = rows[0].argmax(-1), rows[1].argmax(-1)
                 self._compare(batch, name, *answers, (rows[0], rows[1]))
 
     def _compare(

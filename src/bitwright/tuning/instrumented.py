@@ -149,7 +149,8 @@ class Instrumented:
         held = dict(graph.outputs)
         b = Builder.of(graph)
         b.outputs = {}
-        dots, energies, slopes, sums, counts = [], [], [], [], []
+        columns: tuple[list[Value], ...] = ([], [], [], [], [])
+        dots, energies, slopes, sums, counts = columns
         for number, (part, inner) in enumerate(zip(self.parts, self._inner, strict=True)):
             error, slope = held[f"error {number}"], held[PREFIX + inner]
             if slope.dtype != f32:

@@ -272,7 +272,7 @@ class LocalErrors:
                 self._clipped(site, self.float_result(site), "")
             y_f = b.mul(y_f, self._factors(product, site.value.rank, axis))
         kind = site.partner.dtype
-        return y_f if y_f.dtype == kind else b.cast(y_f, to=kind)  # type: ignore[no-any-return]
+        return y_f if y_f.dtype == kind else b.cast(y_f, to=kind)
 
     def _factors(self, product: Value, rank: int, axis: int) -> Value:
         """The factors of a product, broadcast over a value with channels on `axis`."""

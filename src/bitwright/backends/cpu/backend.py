@@ -40,6 +40,12 @@ class CpuBackend(Backend[CompiledArtifact, Program]):
 
         return CPU
 
+    @property
+    def step_passes(self) -> tuple[Pass, ...]:
+        from bitwright.backends.cpu.passes import CPU_STEP
+
+        return CPU_STEP
+
     def build(self, graph: Graph) -> CompiledArtifact:
         from bitwright.backends.cpu.lowering.build import build
 

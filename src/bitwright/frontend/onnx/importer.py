@@ -25,7 +25,7 @@ from bitwright.frontend.onnx.frame import Frame, Scope
 from bitwright.frontend.onnx.initializers import Initializers
 from bitwright.frontend.onnx.node import OnnxNode, normal_domain, read_attributes, require_text
 from bitwright.frontend.onnx.read import ModelFile
-from bitwright.frontend.onnx.regions import Regions
+from bitwright.frontend.onnx.regions import PROOF_KEY, Regions
 from bitwright.frontend.onnx.registry import UnmappedError, all_mappings
 from bitwright.frontend.onnx.valuetypes import SymbolNames, value_type
 from bitwright.ir import Dim, Graph, OpaqueType, Value, ValueType
@@ -90,7 +90,8 @@ class Importer:
             "onnx.ir_version": str(self.proto.ir_version),
             "onnx.doc": self.proto.doc_string,
         }
-        meta.update({f"onnx.meta.{p.key}": p.value for p in self.proto.metadata_props})
+        entries = [p for p in self.proto.metadata_props if p.key != PROOF_KEY]
+        meta.update({f"onnx.meta.{p.key}": p.value for p in entries})
         return {key: text for key, text in meta.items() if text}
 
     def output(self, scope: Scope, name: str) -> Value:

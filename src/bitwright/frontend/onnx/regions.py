@@ -28,6 +28,8 @@ from onnx import TensorProto as Tensor
 from bitwright.errors import BitwrightError
 
 KEY = "bitwright.regions"
+PROOF_KEY = "bitwright.proof"
+"""Metadata that describes one file (`bitwright.proof`): importers leave it out."""
 DOMAIN = "bitwright"
 SMALL = 1024
 """Smaller constants, in bytes, are part of the digest; larger ones are inputs of the region."""

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from bitwright.errors import BitwrightError, RunError
+from bitwright.errors import BitwrightError, NonFiniteError, RunError
 from bitwright.ir.allocation import new_array, require_room
 from bitwright.ir.dim import Dim, Size, evaluate, symbols_of
 from bitwright.ir.feeds import bind_input, bind_inputs, check_inputs, solve
@@ -121,7 +121,8 @@ class Frame:
         try:
             result = opdef.reference(*arrays, **attrs)
         except BitwrightError as error:
-            raise RunError(str(error), where=where) from None
+            kind = NonFiniteError if isinstance(error, NonFiniteError) else RunError
+            raise kind(str(error), where=where) from None
         except MemoryError:
             raise RunError("there is not enough memory for its result", where=where) from None
         except (ValueError, IndexError, TypeError, ArithmeticError, AssertionError) as error:

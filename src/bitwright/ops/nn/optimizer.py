@@ -12,7 +12,8 @@
             m = beta2 * m + (1 - beta2) * g
 
 The results replace the parameter and the moments; where `apply` is false they are unchanged. A
-backend writes them in place if they are states.
+backend writes them in place if they are states. With `require_finite` a gradient that holds NaN or
+infinity is an error, unless `apply` is false; a backend may have updated other parameters then.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from bitwright.errors import InferenceError
+from bitwright.errors import InferenceError, NonFiniteError
 from bitwright.ir.dtype import bool_
 from bitwright.ir.types import TensorType
 from bitwright.ops.core import expect
@@ -84,6 +85,13 @@ def _infer_lion(p: Any, grad: Any, m: Any, rate: Any, factor: Any, apply: Any, *
     return _infer([p, grad, m], apply, {"rate": rate, "factor": factor})
 
 
+def _gradient(grad: Array, factor: Array, apply: Array, require_finite: bool) -> Array:
+    """The scaled gradient in a wide type."""
+    if require_finite and apply and not np.isfinite(wide(grad)).all():
+        raise NonFiniteError("the gradient is not finite")
+    return wide(grad) * wide(factor)
+
+
 def _chosen(apply: Array, new: list[Array], old: list[Array | None]) -> tuple[Array, ...]:
     return tuple(new) if apply else tuple(wide(array) for array in old if array is not None)
 
@@ -98,9 +106,10 @@ def _sgd(
     momentum: float,
     nesterov: bool,
     decay: float,
+    require_finite: bool,
 ) -> tuple[Array, ...]:
     w = wide(p)
-    g = wide(grad) * wide(factor) + decay * w
+    g = _gradient(grad, factor, apply, require_finite) + decay * w
     moments = []
     if m is not None:
         moments.append(momentum * wide(m) + g)
@@ -123,8 +132,9 @@ def _adam(
     eps: float,
     decay: float,
     decoupled: bool,
+    require_finite: bool,
 ) -> tuple[Array, ...]:
-    w, g = wide(p), wide(grad) * wide(factor)
+    w, g = wide(p), _gradient(grad, factor, apply, require_finite)
     if decoupled:
         w = w * (1 - wide(rate) * decay)
     else:
@@ -145,8 +155,9 @@ def _lion(
     beta1: float,
     beta2: float,
     decay: float,
+    require_finite: bool,
 ) -> tuple[Array, ...]:
-    g, before = wide(grad) * wide(factor), wide(m)
+    g, before = _gradient(grad, factor, apply, require_finite), wide(m)
     w = wide(p) * (1 - wide(rate) * decay)
     w = w - wide(rate) * np.sign(beta1 * before + (1 - beta1) * g)
     return _chosen(apply, [w, beta2 * before + (1 - beta2) * g], [p, m])
@@ -174,10 +185,11 @@ def _samples(
     return made
 
 
-def _op(name: str, inputs: str, doc: str, **rest: Any) -> OpDef:
+def _op(name: str, inputs: str, doc: str, attrs: dict[str, Attr], **rest: Any) -> OpDef:
+    attrs = {**attrs, "require_finite": Attr("bool", False)}
     return OpDef(
         name, Kind.ELEMENTWISE, inputs, grad=_LAST, fixed_types=True, is_foldable=False, doc=doc,
-        **rest,
+        attrs=attrs, **rest,
     )  # fmt: skip
 
 
@@ -191,7 +203,7 @@ OPDEFS = [
         infer=_infer_sgd,
         reference=_sgd,
         samples=lambda: [
-            *_samples(0, [_RATE, _FACTOR], False, [{"decay": 0.01}])(),
+            *_samples(0, [_RATE, _FACTOR], False, [{"decay": 0.01}, {"require_finite": True}])(),
             *_samples(
                 1, [_RATE, _FACTOR], False, [{"momentum": 0.9, "nesterov": n} for n in (0, 1)]
             )(),
@@ -208,7 +220,7 @@ OPDEFS = [
             2,
             [_RATE, np.float32(0.3), np.float32(0.2), _FACTOR],
             True,
-            [{"decay": 0.01, "decoupled": d} for d in (0, 1)],
+            [{"decay": 0.01, "decoupled": d, "require_finite": d} for d in (0, 1)],
         ),
         attrs={
             "beta1": _BETA1,

@@ -111,7 +111,7 @@ def _lower(op: Any, m: Match, plan: _Requantize) -> Any:
             found = _drop_run_time_clips(op, x, scale, known_ends)
             inner, scale, upper_bound, is_positive = found
     else:
-        inner, scale, upper = _drop_clips(x, scale, ends)
+        inner, scale, upper = _drop_clips(x, scale, ends, plan.is_linear)
         upper_bound = None if upper is None else op.constant(upper)
         bounded = _max_abs(inner, scale) < BOUND
     divided = _divide_scales(op, inner, scale) if plan.is_linear else _divide(op, inner, scale)
@@ -216,11 +216,14 @@ def _scalar(op: Any, number: Scale) -> Scale:
 
 
 def _drop_clips(
-    value: Value, scale: Array, ends: tuple[float, float] | None
+    value: Value, scale: Array, ends: tuple[float, float] | None, is_linear: bool
 ) -> tuple[Value, Array, Array | None]:
     """The value without clips that the saturation at `ends` implies.
 
     Also returns its scale, and an upper bound (in units of the scale) that remains to be applied.
+    Behind a clip with a lower limit other than 0, only scales of linear values are merged: whether
+    saturation implies the limit is not known while the scale is trained, and the order of roundings
+    must be that of the training.
     """
     upper: Array | None = None
     while ends is not None and match_scaled_product(value) is None:
@@ -231,6 +234,8 @@ def _drop_clips(
         if limits is None:
             break
         low, high = limits
+        if low is not None and low.any() and not is_linear:
+            break
         if low is not None and not (round_f32(low / scale) <= ends[0]).all():
             break
         if high is not None:

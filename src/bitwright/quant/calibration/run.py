@@ -61,6 +61,12 @@ class CalibrationRun:
             self._model = stats_file.model_digest(graph)
             self._processed = file.load(self._model, self._builder) or self._processed
         self._saved = self._processed.batches
+        self._continues = file is not None and file.is_continued
+        self._guards = GUARD_BATCHES
+        if self._continues:
+            held = self._processed.held
+            del held[: len(held) + GUARD_BATCHES - MOST_CHECKED]
+            self._guards += len(held)
 
     @property
     def stats(self) -> dict[str, CalibrationStats]:
@@ -99,7 +105,9 @@ class CalibrationRun:
         self, batches: Batches, check: Callable[[], None], advance: Callable[[], None]
     ) -> None:
         known, number, digest = self._processed.batches, 0, ""
-        for number, batch in enumerate(batches, 1):
+        if self._continues:
+            number, digest = known, self._processed.digest
+        for number, batch in enumerate(batches, number + 1):  # noqa: B020 (it starts at `number`)
             advance()
             if self._file is not None:
                 digest = stats_file.batch_digest(digest, batch)
@@ -111,6 +119,7 @@ class CalibrationRun:
             check()
         if number < known:
             self._require_same_data(digest)
+        self._continues = False
 
     def _add(self, number: int, batch: Batch) -> None:
         """Use a batch for calibration, or hold it out; batches without samples are skipped."""
@@ -128,7 +137,7 @@ class CalibrationRun:
         """Keep a few batches, spread over the data, and some for every branch of the model."""
         step = max(1, (self._count or GUARD_BATCHES) // GUARD_BATCHES)
         held, covered = self._processed.held, self._processed.covered
-        is_spread = self._builder.batches % step == 0 and len(held) < GUARD_BATCHES
+        is_spread = self._builder.batches % step == 0 and len(held) < self._guards
         rare = [p for p in self._builder.reached if p and covered.get(p, 0) < OF_A_BRANCH]
         is_chosen = is_spread or (bool(rare) and len(held) < MOST_CHECKED)
         if is_chosen or not held:
@@ -190,8 +199,13 @@ class CalibrationRun:
             )
 
     def save(self) -> str:
-        """Write new statistics to the file; returns a note on how to continue."""
+        """Write new statistics to the file; returns a note on how to continue.
+
+        An interrupted run that continues a file does not write: the same data would count twice.
+        """
         if self._file is None or not self.batches or not self._builder.is_between_batches:
+            return ""
+        if self._continues:
             return ""
         if self.batches > self._saved:
             self._file.save(self._model, self._builder, self._processed)

@@ -18,7 +18,8 @@ import hashlib
 import json
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -71,6 +72,8 @@ class StatsFile:
     path: Path
     is_temporary: bool = False
     """Whether the file is removed after a completed run."""
+    is_continued: bool = False
+    """Whether the data follows the batches in the file, instead of beginning with them."""
 
     @classmethod
     def at(cls, place: Any) -> StatsFile | None:
@@ -158,15 +161,31 @@ class StatsFile:
 
         write_atomically(self.path, write)
 
+    def spans(self) -> dict[str, tuple[float, float]]:
+        """The smallest and largest value of every quantization point, by name."""
+        with self._opened() as arrays:
+            header = json.loads(bytes(arrays["header"]))
+            found = {}
+            for i, name in enumerate(header["sites"]):
+                low, high, *_ = arrays[f"{i}.ends"]
+                found[str(name)] = float(low.min()), float(high.max())
+            return found
+
     def load(self, model: str, builder: StatsBuilder) -> ProcessedBatches | None:
         """Restore the builder from the file; None if there is no file."""
         if not self.path.exists():
             return None
+        with self._opened() as arrays:
+            header = json.loads(bytes(arrays["header"]))
+            self._require_same_model(header, model)
+            return _restore(arrays, header, builder)
+
+    @contextmanager
+    def _opened(self) -> Iterator[Mapping[str, Array]]:
+        """The arrays of the file; raises for a damaged one."""
         try:
             with np.load(self.path, allow_pickle=False) as arrays:
-                header = json.loads(bytes(arrays["header"]))
-                self._require_same_model(header, model)
-                return _restore(arrays, header, builder)
+                yield arrays
         except (
             *(OSError, ValueError, KeyError, TypeError, EOFError, AttributeError),
             *(zipfile.BadZipFile, zlib.error),

@@ -61,10 +61,12 @@ class LayerNames:
 
     def resolved(self, recipe: Recipe) -> Recipe:
         """The recipe with its patterns resolved; a pattern that matches no layer is an error."""
-        self.require_matches((*recipe.ignore, *recipe.schemes), "the recipe")
+        sized = (*recipe.weight_bits_of, *recipe.block_of)
+        self.require_matches((*recipe.ignore, *recipe.schemes, *sized), "the recipe")
         found = {path: recipe.scheme_by(names) for path, names in self._all.items()}
         asked = {path: scheme for path, scheme in found.items() if scheme is not None}
-        return replace(recipe, asked=asked)
+        widths = {path: recipe.width_by(names) for path, names in self._all.items() if sized}
+        return replace(recipe, asked=asked, widths=widths)
 
     def require_matches(self, patterns: Iterable[str], what: str) -> None:
         """Raise for a pattern that matches no layer; the hint lists similar names."""

@@ -14,6 +14,7 @@ stages.
 
 from __future__ import annotations
 
+import importlib
 import time
 import warnings
 from collections.abc import Mapping
@@ -34,6 +35,7 @@ from bitwright.quant.calibration.ranges import Ranges
 from bitwright.quant.calibration.run import CalibrationRun
 from bitwright.quant.calibration.stats_file import StatsFile
 from bitwright.quant.data.batches import Batches, Transform
+from bitwright.quant.data.extents import InputExtent, input_extents
 from bitwright.quant.data.traced import with_graph
 from bitwright.quant.model import stages
 from bitwright.quant.model.config import QuantConfig, as_recipe
@@ -44,6 +46,8 @@ from bitwright.warn import DataWarning
 
 WIDE = 4096
 """Products with more terms than this round their weights on all threads."""
+PROVER = "bitwright.proof.attach:attach_proof"
+"""Adds the proof to a saved file; imported on first use."""
 _POLICIES = {"bf16": "mixed_bf16", "f16": "mixed"}
 """Policies by float precision."""
 
@@ -56,6 +60,11 @@ class Quantized:
     report: QuantizationReport
     consumer: str = "any"
     """The runtime that will run the file, unless `save` names another."""
+    inputs: Mapping[str, InputExtent] = field(default_factory=dict)
+    """Sizes and ranges of the inputs in the calibration data."""
+    original: Any = None
+    """The float model as it was given, for `bw.recalibrate`: its path or graph."""
+    recipe: Recipe | None = None
     source: Graph | None = None
     """The float model in the form that was quantized; files do not contain it."""
     equalized: Mapping[str, Array] = field(default_factory=dict)
@@ -63,11 +72,22 @@ class Quantized:
     observed: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """The range that calibration saw at each static quantization, by name of the product."""
 
-    def save(self, path: str | Path, **options: Any) -> None:
-        """Write the model (.onnx or .bw); the options are those of `bw.export_onnx`."""
+    def save(
+        self, path: str | Path, *, proof: bool | Mapping[str, Any] = True, **options: Any
+    ) -> None:
+        """Write the model (.onnx or .bw); the options are those of `bw.export_onnx`.
+
+        The file gets digests of its weights and synthetic golden inputs with their outputs, which
+        `bw.verify_file` reruns. `proof=False` leaves them out; a batch of inputs is stored instead
+        of synthetic ones.
+        """
         if Path(path).suffix == ".onnx":
             options = {"consumer": self.consumer} | options
         self.graph.save(path, **options)
+        if proof is not False and Path(path).suffix in (".onnx", ".bw"):
+            module, function = PROVER.split(":")
+            attach = getattr(importlib.import_module(module), function)
+            attach(path, self.report, self.inputs, proof, options.get("consumer", ""))
 
     def __repr__(self) -> str:
         return f"<quantized {self.graph.name!r}: {self.report.summary()}>"
@@ -86,7 +106,7 @@ def quantize(
     subset: int | None = None,
     threads: int | None = None,
     progress: bool | None = None,
-    float_precision: str | Policy = "f32",
+    float_precision: str | Policy | None = None,
 ) -> Quantized:
     """Quantize a model (graph, path, bytes, ModelProto or PyTorch module) with calibration data.
 
@@ -95,12 +115,13 @@ def quantize(
     continues after the batches that it contains, and needs no data if there are none left.
     `statistics` may also be what `bw.calibrate` returned, or its file: the model then gets static
     ranges and nearest rounding, and nothing is measured. A weight-only recipe with rounding
-    "nearest" needs neither. Float layers run at `float_precision` ("bf16", "f16" or a policy) in
-    bitwright, and in f32 in other runtimes.
+    "nearest" needs neither. Float layers run at `float_precision` ("bf16", "f16" or a policy; None:
+    the recipe's) in bitwright, and in f32 in other runtimes.
     """
     begin = time.perf_counter()
     rules = as_recipe(recipe)
-    float_policy = policy(_POLICIES.get(str(float_precision), float_precision))
+    precision = rules.float_precision if float_precision is None else float_precision
+    float_policy = float_policy_of(precision)
     ranges = find_ranges(statistics, has_data=data is not None)
     file = StatsFile.at(statistics) if ranges is None else None
     has_data = _has_data(rules, data, file, ranges)
@@ -139,11 +160,19 @@ def quantize(
     return Quantized(
         state.quantized,
         report,
-        state.rules.consumer,
-        state.graph,
-        stages.equalized(state),
-        stages.observed(state),
+        consumer=state.rules.consumer,
+        inputs={} if state.calibration is None else input_extents(state.calibration.checked),
+        original=model if isinstance(model, (str, Path)) else state.original,
+        recipe=rules,
+        source=state.graph,
+        equalized=stages.equalized(state),
+        observed=stages.observed(state),
     )
+
+
+def float_policy_of(precision: str | Policy) -> Policy:
+    """The policy of float layers that a precision or a policy names."""
+    return policy(_POLICIES.get(str(precision), precision))
 
 
 def _has_data(rules: Recipe, data: Any, file: StatsFile | None, ranges: Ranges | None) -> bool:

@@ -10,11 +10,14 @@
 
     {"base": "int8", "ignore": ["lm_head", "re:.*gate$"],
      "schemes": {"re:.*down": "dynamic_per_token"}}
+    {"base": "w4", "weight_bits": {"lm_head": 8, "*": 4}, "block": {"lm_head": 0}}
 
-A pattern is a name, a shell pattern (`block.*`), or `re:` with a regular expression that matches
-from the start. It is compared with the names of a layer, of its weight and of its module
-(`quant.model.layer_names`). Recipes are dicts, YAML or JSON files, or one of the names above.
-`quant.model.config` has the typed form. Old names of options and schemes (`aliases`) still work.
+`weight_bits` and `block` may be maps of patterns; the first that matches counts, and the base
+recipe's value where none does. A pattern is a name, a shell pattern (`block.*`), or `re:` with a
+regular expression that matches from the start. It is compared with the names of a layer, of its
+weight and of its module (`quant.model.layer_names`). Recipes are dicts, YAML or JSON files, or one
+of the names above. `quant.model.config` has the typed form. Old names of options and schemes
+(`aliases`) still work.
 """
 
 from __future__ import annotations
@@ -47,6 +50,8 @@ NO_DATA_HINT = (
 )
 CONSUMERS = ("any", "onnxruntime", "openvino", "bitwright")
 ATTENTION = ("auto", "int8", "float")
+_INTERNAL = {"name", "schemes_allowed", "asked", "widths", "weight_bits_of", "block_of"}
+"""Fields of `Recipe` that are not options."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,10 @@ class Recipe:
     weight_bits: int = 8
     block: int = 0
     """Weights per scale; 0 means one scale per output channel."""
+    weight_bits_of: Mapping[str, int] = field(default_factory=dict)
+    """Weight bits by pattern: the option `weight_bits` given as a map."""
+    block_of: Mapping[str, int] = field(default_factory=dict)
+    """Weights per scale by pattern: the option `block` given as a map."""
     weight_format: str = ""
     """A float block format for weights, in place of integers."""
     targets: tuple[str, ...] = KINDS
@@ -90,11 +99,15 @@ class Recipe:
     min_output_sqnr_db: float = 12.0
     """The lowest output SQNR on calibration data; below it, layers fall back to other schemes."""
 
+    float_precision: str = "f32"
+    """Precision of float layers in bitwright: `f32`, `bf16`, `f16` or a policy."""
     consumer: str = "any"
     """The runtime that will run the model (`export.onnx.options`). "onnxruntime" restricts scales
     and tables so that it computes the same bits as bitwright, at some cost in accuracy."""
     asked: Mapping[str, str] | None = None
     """Schemes by path of layer, after the patterns are resolved for a model."""
+    widths: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Weight bits and block by path of layer, where patterns name them; resolved like `asked`."""
 
     @property
     def matches_onnxruntime(self) -> bool:
@@ -109,6 +122,20 @@ class Recipe:
     def scheme_of(self, name: str) -> str | None:
         """The scheme that the recipe asks for by name, or None."""
         return self.scheme_by([name]) if self.asked is None else self.asked.get(name)
+
+    def width_by(self, names: Iterable[str]) -> tuple[int, int]:
+        """Weight bits and block of a layer, by the first patterns that match one of its names."""
+        given = list(names)
+        found = [
+            next(
+                (n for pattern, n in m.items() if any(matches(pattern, g) for g in given)), default
+            )
+            for m, default in (
+                (self.weight_bits_of, self.weight_bits),
+                (self.block_of, self.block),
+            )
+        ]
+        return found[0], found[1]
 
     def scheme_by(self, names: Iterable[str]) -> str | None:
         """The scheme of the first pattern that matches one of a layer's names."""
@@ -192,15 +219,32 @@ def _from_mapping(found: Mapping[str, Any]) -> Recipe:
         for name, value in found.items()
     }
     base = recipe(str(options.pop("base", "int8")))
-    known = {f.name for f in fields(Recipe)} - {"name", "schemes_allowed", "asked"}
+    known = {f.name for f in fields(Recipe)} - _INTERNAL
     if unknown := set(options) - known:
         raise BitwrightError(
             f"a recipe has no option {min(unknown, key=str)!r}",
             expected=", ".join(["base", *sorted(known)]),
         )
-    made = replace(base, **{name: _typed(name, value) for name, value in options.items()})
+    maps: dict[str, Any] = {
+        f"{name}_of": _numbers_by_pattern(name, options.pop(name))
+        for name in ("weight_bits", "block")
+        if isinstance(options.get(name), Mapping)
+    }
+    typed = {name: _typed(name, value) for name, value in options.items()}
+    made = replace(base, **typed, **maps)
     _check(made)
     return without_zero_points(made) if made.symmetric else made
+
+
+def _numbers_by_pattern(name: str, given: Mapping[str, Any]) -> dict[str, int]:
+    is_number = (isinstance(n, int) and not isinstance(n, bool) for n in given.values())
+    if not (_are_names(list(given)) and all(is_number)):
+        raise BitwrightError(
+            f"option {name!r} of a recipe has the wrong type",
+            expected="a number, or a mapping of patterns to numbers",
+            found=repr(given),
+        )
+    return dict(given)
 
 
 def _typed(name: str, value: Any) -> Any:
@@ -248,7 +292,7 @@ def without_zero_points(made: Recipe) -> Recipe:
 
 
 def _check(made: Recipe) -> None:
-    for pattern in (*made.ignore, *made.schemes):
+    for pattern in (*made.ignore, *made.schemes, *made.weight_bits_of, *made.block_of):
         if pattern.startswith("re:"):
             try:
                 re.compile(pattern[3:])
@@ -274,8 +318,10 @@ def _check(made: Recipe) -> None:
             expected="0 to 1",
             found=made.min_int8_fraction,
         )
-    if made.weight_bits not in (2, 4, 8) or made.block < 0:
+    bits = made.weight_bits, *made.weight_bits_of.values()
+    blocks = made.block, *made.block_of.values()
+    if not set(bits) <= {2, 4, 8} or min(blocks) < 0:
         raise BitwrightError(
             "weights have 2, 4 or 8 bits and a block of 0 or more",
-            found=f"{made.weight_bits} bits, block {made.block}",
+            found=f"{', '.join(map(str, bits))} bits, block {', '.join(map(str, blocks))}",
         )

@@ -17,6 +17,7 @@ from bitwright.ops.sequence.recurrent import GATES
 from bitwright.quant.model.assign import UNREACHED, Choice
 from bitwright.quant.model.attention import SCHEME
 from bitwright.quant.model.embeddings import Lookup
+from bitwright.quant.model.layer_details import LayerDetail, product_detail
 from bitwright.quant.model.layer_names import LayerNames
 from bitwright.quant.model.products import weight_key
 from bitwright.quant.model.recipe import INT8_SCHEMES
@@ -71,6 +72,8 @@ class QuantizationReport:
     """Caveats about the numbers."""
     is_measured: bool = True
     """Whether errors were measured on data; if not, the SQNR of a layer is that of its weights."""
+    details: dict[str, LayerDetail] = field(default_factory=dict)
+    """Histograms and ranges by `Layer.value`, for `bw.write_report`; not part of the JSON form."""
 
     @property
     def int8_mac_fraction(self) -> float:
@@ -98,7 +101,9 @@ class QuantizationReport:
 
     def to_json(self) -> dict[str, Any]:
         """The report as a dict of plain values."""
-        return {**asdict(self), "int8_mac_fraction": self.int8_mac_fraction}
+        plain = asdict(replace(self, details={}))
+        del plain["details"]
+        return {**plain, "int8_mac_fraction": self.int8_mac_fraction}
 
     def save(self, path: Any) -> None:
         text = json.dumps(self.to_json(), indent=2).encode()
@@ -187,7 +192,18 @@ def make_report(state: QuantizationState) -> QuantizationReport:
         weight_bytes(state.quantized),
         state.held_out_batches,
         _count_rounded(state.choices, weights, state.lookups),
+        details=_details(state),
     )
+
+
+def _details(state: QuantizationState) -> dict[str, LayerDetail]:
+    return {
+        product.name: product_detail(
+            product, choice, state.stats.get(choice.point.name), state.weights.get(product.name)
+        )
+        for choice in state.choices
+        for product in choice.point.products
+    }
 
 
 def _count_rounded(

@@ -22,10 +22,12 @@ from bitwright.quant.core.formats import FORMATS
 from bitwright.quant.model import mixed_precision_search
 from bitwright.quant.model.assign import Choice, assign, fallback, without_ignored
 from bitwright.quant.model.attention import Attentions
+from bitwright.quant.model.calibrated_ranges import with_calibrated_ranges
 from bitwright.quant.model.carried_state import carries_state
 from bitwright.quant.model.embeddings import Lookup, chosen_lookups
 from bitwright.quant.model.layer_names import LayerNames
 from bitwright.quant.model.points import QuantizationPoint, find_points
+from bitwright.quant.model.products import Product
 from bitwright.quant.model.recipe import Recipe
 from bitwright.quant.model.report import QuantizationReport, make_report
 from bitwright.quant.model.rewrite import apply_choices
@@ -160,7 +162,11 @@ def _match_onnxruntime(state: QuantizationState) -> None:
 
 def round_weights(state: QuantizationState) -> None:
     """Round the weights of every quantized product; reuse those whose input did not change."""
-    form = weight_format(state.rules)
+    rules = state.rules
+
+    def form(product: Product) -> WeightFormat:
+        return weight_format(rules, product.name)
+
     tables = {one.product.name for one in state.lookups if one.product is not None}
     state.weights = {}
     for choice in state.choices:
@@ -178,11 +184,12 @@ def round_weights(state: QuantizationState) -> None:
     system.trim_memory()
 
 
-def weight_format(rules: Recipe) -> WeightFormat:
-    """How the recipe stores and rounds weights."""
+def weight_format(rules: Recipe, layer: str = "") -> WeightFormat:
+    """How the recipe stores and rounds the weights of a layer, named by its path."""
+    bits, block = rules.widths.get(layer, (rules.weight_bits, rules.block))
     return WeightFormat(
-        rules.weight_bits,
-        rules.block or (FORMATS[rules.weight_format].block if rules.weight_format else 0),
+        bits,
+        block or (FORMATS[rules.weight_format].block if rules.weight_format else 0),
         rules.rounding,
         rules.bias_correction,
         rules.ranges,
@@ -200,7 +207,7 @@ def rewrite_graph(state: QuantizationState) -> None:
         graph = upcast_rope_tables(graph)
     if not state.policy.is_plain:
         graph = graph.with_(meta={**graph.meta, PRECISION: state.policy.to_json()})
-    state.quantized = graph
+    state.quantized = with_calibrated_ranges(graph, state)
 
 
 def _lookups(state: QuantizationState) -> list[Lookup]:

@@ -77,7 +77,12 @@ class Encoder:
             },
             "fault_buffer": self._buffers.get(artifact.fault_buffer),
             "faults": [
-                [number, fault.where, fault.indexed and self._type(fault.indexed)]
+                [
+                    number,
+                    fault.where,
+                    fault.indexed and self._type(fault.indexed),
+                    fault.parameter,
+                ]
                 for number, fault in artifact.faults.items()
             ],
             "is_planned": artifact.is_planned,
@@ -208,8 +213,8 @@ class Decoder:
         number = data["fault_buffer"]
         fault_buffer = new_fault_buffer() if number is None else buffers[number]
         faults = {
-            key: Fault(where, indexed and self._type(indexed))
-            for key, where, indexed in data["faults"]
+            key: Fault(where, indexed and self._type(indexed), parameter)
+            for key, where, indexed, parameter in data["faults"]
         }
         return CompiledArtifact(
             schedule, kernels, objects, fault_buffer, faults, checks, data["is_planned"]

@@ -41,10 +41,12 @@ class KernelCode:
 
 @dataclass(frozen=True)
 class Fault:
-    """The error report of a node that got an out-of-range index."""
+    """The error report of an out-of-range index, or of a gradient that is not finite."""
 
     where: str
     indexed: TensorType | None
+    parameter: str = ""
+    """The parameter whose gradient is not finite; empty for an index."""
 
 
 def new_fault_buffer() -> Buffer:

@@ -92,7 +92,8 @@ def _mapped_file(node: Node) -> mmap.mmap | None:
 
 def _fault(graph: Graph, node: Node, indexed: Value | None) -> Fault:
     type_ = None if indexed is None else indexed.type
-    return Fault(place(graph, node), type_ if isinstance(type_, TensorType) else None)
+    parameter = next(node.operands).name if node.attrs.get("require_finite") else ""
+    return Fault(place(graph, node), type_ if isinstance(type_, TensorType) else None, parameter)
 
 
 def _has_static_sizes(graph: Graph, schedule: Schedule) -> bool:

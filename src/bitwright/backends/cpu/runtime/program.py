@@ -30,7 +30,7 @@ from bitwright.backends.cpu.runtime.pool import shared_pool
 from bitwright.backends.cpu.runtime.run_lock import RunLock
 from bitwright.backends.cpu.runtime.steps import KernelSegment, StepTable
 from bitwright.backends.outputs import check_out, disjoint_from
-from bitwright.errors import BitwrightError, RunError
+from bitwright.errors import BitwrightError, NonFiniteError, RunError
 from bitwright.ir.allocation import require_room
 from bitwright.ir.arrays import as_array
 from bitwright.ir.feeds import bind_inputs
@@ -95,6 +95,14 @@ class Program:
     def fallbacks(self) -> Iterator[InterpreterFallback]:
         """The interpreter fallbacks of the graph and its bodies."""
         return self.artifact.fallbacks
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of object code, constants and, after a run, the arena; bodies included."""
+        inner = sum(
+            body.memory_bytes for bodies in self._bodies.values() for body in bodies.values()
+        )
+        return self.artifact.nbytes + int(self._plans.arena.nbytes) + inner
 
     def copy(self) -> Program:
         """A program with the same code, its own arena and its own states."""
@@ -298,9 +306,11 @@ class Program:
             raise self._take_fault(memory.bindings)
 
     def _take_fault(self, bindings: Mapping[str, int]) -> RunError:
-        """The error of an out-of-range index that a kernel recorded."""
+        """The error that a kernel recorded."""
         fault = self.artifact.faults[int(self._fault[0])]
         index, self._fault[:] = int(self._fault[1]), 0
+        if fault.parameter:
+            return NonFiniteError(f"the gradient of {fault.parameter!r} is not finite")
         expected = None
         if fault.indexed is not None:
             expected = f"an index of a tensor of shape {list(fault.indexed.concrete(bindings))}"

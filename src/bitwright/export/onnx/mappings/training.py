@@ -17,3 +17,4 @@ no_form(
     *TRAINING_OPS,
     reason="ONNX has no ops for gradients and training steps; save the trained model instead",
 )
+no_form("range_counts", reason="ONNX has no op that counts values between edges")

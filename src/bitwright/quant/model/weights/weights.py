@@ -80,10 +80,18 @@ class WeightFormat:
         return 0 if product.is_conv or self.block >= terms else self.block
 
 
+Form = WeightFormat | Callable[[Product], WeightFormat]
+"""The format of all products, or of each."""
+
+
+def _form_of(form: Form, product: Product) -> WeightFormat:
+    return form if isinstance(form, WeightFormat) else form(product)
+
+
 def quantize_weights(
     stats: CalibrationStats,
     activation: ActivationQuant | None,
-    form: WeightFormat,
+    form: Form,
     tables: Collection[str] = (),
 ) -> dict[str, QuantizedWeights]:
     """Quantized weights of a point's products, by name; `activation` None means weight-only.
@@ -91,20 +99,20 @@ def quantize_weights(
     Products that read the same rows are rounded together. Products of one weight share the result.
     Lookups also read the weights of products named in `tables`; those are i8 with one scale a row.
     """
-    together: dict[tuple[int, bool], list[Product]] = {}
+    together: dict[tuple[int, bool, WeightFormat], list[Product]] = {}
     for product in stats.point.distinct:
-        key = id(stats.sample(product)), product.name in tables
+        key = id(stats.sample(product)), product.name in tables, _form_of(form, product)
         together.setdefault(key, []).append(product)
     found: dict[str, QuantizedWeights] = {}
-    for (_, is_table), products in together.items():
-        found.update(_WeightRounder(products, stats, activation, form, is_table).made())
+    for (_, is_table, own), products in together.items():
+        found.update(_WeightRounder(products, stats, activation, own, is_table).made())
     made = {product.key: found[product.name] for product in stats.point.distinct}
     return {product.name: made[product.key] for product in stats.point.products}
 
 
 def round_to_nearest(
     point: QuantizationPoint,
-    form: WeightFormat,
+    form: Form,
     tables: Collection[str] = (),
     activation: ActivationQuant | None = None,
 ) -> dict[str, QuantizedWeights]:
@@ -112,12 +120,11 @@ def round_to_nearest(
 
     Bias correction needs data and is off.
     """
-    alone = replace(form, rounding="nearest", bias_correction=False)
-    table = _table_form(alone)
-    made = {
-        p.key: _DataFreeRounder(p, table if p.name in tables else alone, activation).made()[p.name]
-        for p in point.distinct
-    }
+    made = {}
+    for product in point.distinct:
+        own = replace(_form_of(form, product), rounding="nearest", bias_correction=False)
+        own = _table_form(own) if product.name in tables else own
+        made[product.key] = _DataFreeRounder(product, own, activation).made()[product.name]
     return {product.name: made[product.key] for product in point.products}
 
 

@@ -9,6 +9,7 @@ from bitwright.backends.cpu.kernels.elementwise.optimizer import (
     emit_update,
 )
 from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView, lowers
+from bitwright.ir.dim import Size
 from bitwright.ir.dtype import f32, f64
 from bitwright.ir.graph import Node, Value
 from bitwright.lir.buffer import Storage, View
@@ -33,7 +34,11 @@ def lower_update(ctx: Lowering, node: Node, region: RegionView) -> None:
     for name, result in zip(update.results, node.outputs, strict=True):
         pointers[f"new_{name}"] = _place(ctx, node, given[name], result)
     writes = tuple(f"new_{name}" for name in update.results)
-    ctx.call(kernel, node, pointers, {"count": given["p"].tensor.count}, writes=writes)
+    sizes: dict[str, Size] = {"count": given["p"].tensor.count}
+    if update.requires_finite:
+        pointers["fault"] = ctx.fault()
+        sizes["node"] = ctx.number(node, given["p"])
+    ctx.call(kernel, node, pointers, sizes, writes=writes)
 
 
 def _place(ctx: Lowering, node: Node, old: Value, new: Value) -> View:

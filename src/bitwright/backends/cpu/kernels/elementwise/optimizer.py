@@ -1,17 +1,19 @@
 """Steps of optimizers: one pass over a parameter, its gradient and its moments.
 
 Every element is read before it is written, so results may be written in place. `ops.nn.optimizer`
-has the formulas.
+has the formulas. Elements whose gradient must be finite and is not stay as they are.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Value, f32, i8
 from bitwright.backends.cpu.codegen.emit.types import computed
+from bitwright.backends.cpu.kernels.movement.fault import FAULT_SLOTS, record_fault
 from bitwright.ir.dtype import DType
 
 TENSORS = {
@@ -41,8 +43,14 @@ class Update:
         return tuple(name for name in self.tensors if name != "grad")
 
     @property
+    def requires_finite(self) -> bool:
+        return bool(dict(self.attrs)["require_finite"])
+
+    @property
     def signature(self) -> Signature:
         pointers = *self.tensors, *SCALARS[self.op], "apply", *(f"new_{r}" for r in self.results)
+        if self.requires_finite:
+            return Signature((*pointers, "fault"), ("count", *FAULT_SLOTS))
         return Signature(pointers, ("count",))
 
 
@@ -64,12 +72,21 @@ def emit_update(module: Module, name: str, update: Update) -> Signature:
             vector = scalar.vector(lanes)
             old = {t: f.load(vector, f.args.pointer(t), at, mask=mask) for t in update.tensors}
             new = FORMULAS[update.op](f, {**old, **given}, attrs)
+            is_new = _finite(f, old["grad"], apply, at) if update.requires_finite else apply
             for result in update.results:
-                chosen = f.select(apply, new[result], old[result])
+                chosen = f.select(is_new, new[result], old[result])
                 f.store(chosen, f.args.pointer(f"new_{result}"), at, mask=mask)
 
         f.vectors(begin, f.max(begin, end), lanes, body)
     return signature
+
+
+def _finite(f: Kernel, gradient: Value, apply: Value, at: Value) -> Value:
+    """Where a step is applied; a gradient there that is not finite is recorded as a fault."""
+    is_new = f.and_(apply, f.lt(f.abs(gradient), math.inf))
+    with f.if_(f.any(f.and_(apply, f.not_(is_new)))):
+        record_fault(f, at)
+    return is_new
 
 
 def _sgd(f: Kernel, x: Vectors, attrs: Mapping[str, Any]) -> Vectors:

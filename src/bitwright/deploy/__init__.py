@@ -1,0 +1,1 @@
+"""Predictions of what other runtimes do with a model file, and repairs."""

@@ -1,0 +1,1 @@
+"""Drift: counters of clipped and unused range while a quantized model serves."""

@@ -1,0 +1,1 @@
+"""The search for the precision of each layer: bw.tune."""
