@@ -21,8 +21,8 @@ import numpy as np
 
 import bitwright as bw
 from bitwright.tuning.attribution import Reference, compiled, run
+from bitwright.tuning.float_layers import restore_layers
 from bitwright.tuning.matching import Matching
-from bitwright.tuning.restored import restore_layers
 
 NOTABLE = 0.01
 
