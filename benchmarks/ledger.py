@@ -6,7 +6,8 @@ For each layer, the quantized model is compiled with that layer in float, and it
 measured: the truth that the ledger predicts. Prints the rank correlation (Spearman) of both, over
 all layers and over those that hold more than 1% of the error, and the rest that the ledger does not
 explain. Restoring a layer also changes how every later layer rounds, so the truth has noise of its
-own: its split-half correlation shows how much, and bounds what any prediction can reach.
+own: its split-half correlation shows how much, and gives an estimate (Spearman-Brown) of what a
+perfect prediction would reach.
 
 FOLDER contains `tasks.py` with `load(name)`, whose result has `model`, `calibration` and
 `evaluation` (batches).
