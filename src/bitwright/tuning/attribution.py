@@ -40,7 +40,7 @@ from bitwright.quant.model.stages import simplify
 from bitwright.tuning.instrumented import Instrumented, Part, Row
 from bitwright.tuning.local_errors import Range
 from bitwright.tuning.matching import Matching
-from bitwright.tuning.restored import SWITCH, restore_layers
+from bitwright.tuning.restore_layers import SWITCH, restore_layers
 
 Outputs = Mapping[str, Any]
 BIAS, ALL = "bias shift", "all causes"
