@@ -24,12 +24,13 @@ ORDER = (
     ("executable",),  # what the pipeline makes
     ("pipeline",),
     ("compiler",),  # the pipeline with a memory
+    ("machine",),
     ("nn",),
     ("quant",),
     ("train",),
     ("export",),
     ("onnx_backend",),
-    ("tune",),
+    ("tuning",),
     ("report",),
     ("demo",),
     ("__init__",),  # the public names: `bitwright` itself

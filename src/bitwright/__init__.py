@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # for type checkers and editors
     from bitwright.frontend.torch import from_torch
     from bitwright.ir import Graph, dtype, parse, to_text
     from bitwright.ir.quant_params import QuantParams
+    from bitwright.machine.facts import Hardware, hardware
     from bitwright.ops.control.custom import register_custom
     from bitwright.ops.core.builder import Builder
     from bitwright.ops.core.check import verify
@@ -36,6 +37,8 @@ if TYPE_CHECKING:  # for type checkers and editors
     from bitwright.quant.tensor.observer import Observer, quantize_tensor
     from bitwright.quant.tensor.system import QuantizationSystem
     from bitwright.quant.tensor.tensor import QuantizedTensor
+    from bitwright.quant.tensor.workload import Workload
+    from bitwright.report.advice import advise
     from bitwright.report.bench import bench
     from bitwright.report.compare import compare
     from bitwright.report.profile import profile
@@ -47,17 +50,19 @@ if TYPE_CHECKING:  # for type checkers and editors
     from bitwright.train.qat.convert import convert_qat
     from bitwright.train.qat.prepare import prepare_qat
     from bitwright.train.trainer import Trainer
+    from bitwright.tuning.kernel_tuning import tune_kernels
 
 __version__ = "0.1.0"
 
 __all__ = [
     "SGD", "Adam", "AdamW", "BitwrightError", "Builder", "CastConfiguration", "Executable",
-    "Graph", "Lion", "Observer", "QatConfig", "QuantConfig", "QuantParams", "QuantizationSystem",
-    "QuantizedTensor", "Trainer", "__version__", "add_lora", "apply_precision", "bench",
-    "calibrate", "compare", "compile", "convert", "convert_qat", "dtype", "export_onnx",
-    "from_torch", "grad", "hvp", "jvp", "load", "load_lora", "load_parameters", "merge_lora", "nn",
-    "parse", "prepare_qat", "profile", "quant", "quantize", "quantize_tensor", "register_custom",
-    "remove_lora", "save_lora", "to_text", "train", "unmerge_lora", "verify",
+    "Graph", "Hardware", "Lion", "Observer", "QatConfig", "QuantConfig", "QuantParams",
+    "QuantizationSystem", "QuantizedTensor", "Trainer", "Workload", "__version__", "add_lora",
+    "advise", "apply_precision", "bench", "calibrate", "compare", "compile", "convert",
+    "convert_qat", "dtype", "export_onnx", "from_torch", "grad", "hardware", "hvp", "jvp",
+    "load", "load_lora", "load_parameters", "merge_lora", "nn", "parse", "prepare_qat",
+    "profile", "quant", "quantize", "quantize_tensor", "register_custom", "remove_lora",
+    "save_lora", "to_text", "train", "tune_kernels", "unmerge_lora", "verify",
 ]  # fmt: skip
 
 _HOME = {
@@ -68,6 +73,7 @@ _HOME = {
     "CastConfiguration": "bitwright.quant.tensor.cast_configuration",
     "Executable": "bitwright.executable",
     "Graph": "bitwright.ir",
+    "Hardware": "bitwright.machine.facts",
     "Lion": "bitwright.train.optimizers",
     "Observer": "bitwright.quant.tensor.observer",
     "QatConfig": "bitwright.train.qat.config",
@@ -77,7 +83,9 @@ _HOME = {
     "QuantizedTensor": "bitwright.quant.tensor.tensor",
     "SGD": "bitwright.train.optimizers",
     "Trainer": "bitwright.train.trainer",
+    "Workload": "bitwright.quant.tensor.workload",
     "add_lora": "bitwright.train.lora.add",
+    "advise": "bitwright.report.advice",
     "apply_precision": "bitwright.passes.precision.apply",
     "bench": "bitwright.report.bench",
     "calibrate": "bitwright.quant.calibration.calibrate",
@@ -89,6 +97,7 @@ _HOME = {
     "export_onnx": "bitwright.export.onnx",
     "from_torch": "bitwright.frontend.torch",
     "grad": "bitwright.autodiff.grad",
+    "hardware": "bitwright.machine.facts",
     "hvp": "bitwright.autodiff.forward",
     "jvp": "bitwright.autodiff.forward",
     "load": "bitwright.frontend.load",
@@ -107,6 +116,7 @@ _HOME = {
     "save_lora": "bitwright.train.lora.file",
     "to_text": "bitwright.ir",
     "train": "bitwright",
+    "tune_kernels": "bitwright.tuning.kernel_tuning",
     "unmerge_lora": "bitwright.train.lora.merge",
     "verify": "bitwright.ops.core.check",
 }

@@ -68,6 +68,11 @@ WINOGRAD = Knob(
     "affects only the results whose window contains it",
 )
 TILES = Knob("BITWRIGHT_TILES", "on", "`off` disables AMX tiles")
+TUNED = Knob(
+    "BITWRIGHT_TUNED",
+    "on",
+    "`off` ignores what `bitwright tune-kernels` measured; results are the same bits",
+)
 
 TARGET = Knob(
     "BITWRIGHT_TARGET",

@@ -1,19 +1,8 @@
-"""The acceptance tests of the specification, section 7.
-
-A test whose capability is not built yet is a strict expected failure: it fails as soon as the
-capability exists, and then loses its mark.
-"""
+"""The acceptance tests of the specification, section 7."""
 
 import numpy as np
-import pytest
 
 import bitwright as bw
-
-
-def waits_for(issue):
-    """Expect the test to fail because the capability of this issue is missing."""
-    absent = (ImportError, AttributeError)
-    return pytest.mark.xfail(strict=True, raises=absent, reason=f"comes with the {issue} issue")
 
 
 def relu_graph():
@@ -142,7 +131,6 @@ class TestSystem:
         samples = [np.array([-1, 2], np.float32), np.array([3, -4], np.float32)]
         assert self.system().calibrate(samples, "int8", method="minmax").dtype.name == "int8"
 
-    @waits_for("tuning")
     def test_the_benchmark_summary_is_not_empty(self):
         assert self.system().benchmark()
 
@@ -150,7 +138,6 @@ class TestSystem:
         tensor = self.system().create_tensor((2, 5), "int8")
         assert tensor.shape == (2, 5) and tensor.parameters.dtype.name == "int8"
 
-    @waits_for("tuning")
     def test_hints_name_dtypes_schemes_and_a_batch_size(self):
         hints = self.system().hints()
         assert hints.dtypes and hints.schemes and hints.batch_size > 0

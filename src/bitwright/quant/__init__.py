@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # for type checkers and editors only
     from bitwright.quant.model.quantize import Quantized as Quantized
     from bitwright.quant.model.quantize import quantize as quantize
     from bitwright.quant.model.recipe import Recipe as Recipe
+    from bitwright.quant.tensor.auto_tune import TuneLimits as TuneLimits
     from bitwright.quant.tensor.observer import Observer as Observer
     from bitwright.quant.tensor.observer import quantize_tensor as quantize_tensor
     from bitwright.quant.tensor.operations import qadd as qadd
@@ -59,6 +60,7 @@ _NAMES = {
     "bitwright.quant.calibration.calibrate": "Calibrator",
     "bitwright.ir.quant_types": "Granularity PerAxis PerGroup PerTensor PerToken Scheme",
     "bitwright.quant.calibration.intermediate_outputs": "IntermediateOutputs",
+    "bitwright.quant.tensor.auto_tune": "TuneLimits",
     "bitwright.quant.tensor.observer": "Observer quantize_tensor",
     "bitwright.quant.calibration.methods": "Percentile choose",
     "bitwright.quant.core.measure": "Quality quality",

@@ -23,7 +23,7 @@ from bitwright.passes.manager import History
 from bitwright.report.feeds import random_inputs
 from bitwright.report.step_rows import SMALL_BARRIERS, StepRow, is_product, step_rows
 
-_QUANTIZED = frozenset(
+QUANTIZED_OPS = frozenset(
     {"quantize", "dequantize", "dynamic_quantize", "integer_matmul", "integer_conv", "requantize"}
 )
 
@@ -173,7 +173,7 @@ def profile(
 def float_products(history: History) -> tuple[tuple[str, str], ...]:
     """Products that no rule lowered to integers, and why; empty for a model without Q/DQ."""
     graph = history.stages[0].graph
-    if not any(node.op in _QUANTIZED for node in graph.nodes):
+    if not any(node.op in QUANTIZED_OPS for node in graph.nodes):
         return ()
     reasons: dict[str, str] = {}
     for event in history.trace.events:

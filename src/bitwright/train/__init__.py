@@ -14,6 +14,7 @@ from bitwright.lazy import lazy_names
 
 if TYPE_CHECKING:  # for type checkers and editors only
     from bitwright.train.checkpoints import Checkpoints as Checkpoints
+    from bitwright.train.comparisons import Pooled as Pooled
     from bitwright.train.history import History as History
     from bitwright.train.modes import eval_mode as eval_mode
     from bitwright.train.modes import train_mode as train_mode
@@ -33,6 +34,7 @@ if TYPE_CHECKING:  # for type checkers and editors only
 
 _NAMES = {
     "bitwright.train.checkpoints": "Checkpoints",
+    "bitwright.train.comparisons": "Pooled",
     "bitwright.train.history": "History",
     "bitwright.train.modes": "eval_mode train_mode",
     "bitwright.train.optimizers": "Adam AdamW Lion Optimizer SGD",

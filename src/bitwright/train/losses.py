@@ -7,13 +7,15 @@
 
 Labels become inputs of the graph, named "labels" unless `labels=` says otherwise. A loss can also
 be the name of an output of the graph, or a function `loss(b, outputs)` on builder values, which
-may add inputs by `b.input(name, type)`. `distill` compares outputs with those of a teacher.
+may add inputs by `b.input(name, type)`. Distillation compares outputs with those of a teacher:
+by "kl" (of logits) or by a comparison of `train.comparisons`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from inspect import isfunction
 from typing import Any
 
 from bitwright.errors import TrainingError
@@ -22,7 +24,9 @@ from bitwright.ir.dtype import f32, i64
 from bitwright.ir.graph import Graph, Value, nearest
 from bitwright.ir.types import TensorType
 from bitwright.ops.core.builder import Builder
+from bitwright.train.comparisons import COMPARISONS, Comparison, mean
 from bitwright.train.optimizers import PREFIX
+from bitwright.train.schedules import name_of
 
 TEACHER = f"{PREFIX}teacher."
 IGNORED = -100
@@ -48,8 +52,9 @@ class Loss:
     output: str | None = None
     """The output that a named loss reads; the only one by default."""
     labels: str = "labels"
-    distillation: Mapping[str, str] = field(default_factory=dict)
-    """For each output, how it is compared with the teacher's: "kl", "mse", "cosine" or "l1"."""
+    distillation: Mapping[str, str | Comparison] = field(default_factory=dict)
+    """For each output, how it is compared with the teacher's: "kl", a name of `COMPARISONS`, or a
+    function."""
     temperature: float = 1.0
     weight: float = 1.0
     """Weight of the distillation beside a loss of labels."""
@@ -73,6 +78,14 @@ class Loss:
         for part in parts[1:]:
             total = b.add(total, part)
         return Attached(_as_number(b, total), metrics)
+
+    @property
+    def comparisons(self) -> dict[str, str]:
+        """The comparisons with the teacher as text that is the same in another process."""
+        return {
+            name: name_of(how) if isfunction(how) else str(how)
+            for name, how in self.distillation.items()
+        }
 
     def require_labels(self, batch: Mapping[str, Array], outputs: Outputs) -> None:
         """Raise a `TrainingError` for a label that is not a class."""
@@ -98,16 +111,18 @@ class Loss:
             return outputs[self.output]
         return next(iter(outputs.values()))
 
-    def _compare(self, b: Builder, y: Value, name: str, how: str) -> Value:
+    def _compare(self, b: Builder, y: Value, name: str, how: str | Comparison) -> Value:
         y = _full(b, y)
         t = b.input(TEACHER + name, TensorType(f32, y.shape))
+        if callable(how):
+            return _as_number(b, how(b, y, t))
         if how != "kl":
-            return _COMPARISONS[how](b, y, t)
+            return COMPARISONS[how](b, y, t)
         axis = -1 if y.rank < 4 else 1
         logs = [b.log_softmax(b.div(v, float(self.temperature)), axis=axis) for v in (y, t)]
         terms = b.mul(b.exp(logs[1]), b.sub(logs[1], logs[0]))
-        mean = _mean(b, b.reduce_sum(terms, axes=[axis], keepdims=False))
-        return b.mul(mean, float(self.temperature) ** 2)  # type: ignore[no-any-return]
+        divergence = mean(b, b.reduce_sum(terms, axes=[axis], keepdims=False))
+        return b.mul(divergence, float(self.temperature) ** 2)  # type: ignore[no-any-return]
 
 
 def loss_of(
@@ -153,7 +168,7 @@ def _choices(graph: Graph) -> str:
     return ", ".join([*LOSSES, *(name for name, _ in graph.outputs)])
 
 
-def _compared(graph: Graph, teacher: Graph, given: Any) -> dict[str, str]:
+def _compared(graph: Graph, teacher: Graph, given: Any) -> dict[str, str | Comparison]:
     """How each output is compared with the teacher's."""
     theirs = dict(teacher.outputs)
     shared = [name for name, _ in graph.outputs if name in theirs]
@@ -164,10 +179,10 @@ def _compared(graph: Graph, teacher: Graph, given: Any) -> dict[str, str]:
                 f"output {name!r} cannot be compared with the teacher's",
                 expected=" or ".join(shared) or "an output that both graphs have",
             )
-        if how != "kl" and how not in _COMPARISONS:
+        if not callable(how) and how != "kl" and how not in COMPARISONS:
             raise TrainingError(
                 f"there is no comparison {how!r} with a teacher",
-                expected=", ".join(("kl", *_COMPARISONS)),
+                expected=", ".join(("kl", *COMPARISONS, "a function")),
             )
     if not chosen:
         raise TrainingError("the teacher has no output in common with the graph")
@@ -184,11 +199,6 @@ def label_input(b: Builder, name: str, type_: TensorType) -> Value:
 
 def _full(b: Builder, y: Value) -> Value:
     return y if y.dtype.bits >= 32 else b.cast(y, to=f32)
-
-
-def _mean(b: Builder, x: Value) -> Value:
-    axes = tuple(range(x.rank))
-    return b.reduce_mean(x, axes=axes, keepdims=False) if axes else x
 
 
 def _as_number(b: Builder, loss: Value) -> Value:
@@ -213,7 +223,7 @@ def _cross_entropy(b: Builder, logits: Value, labels: str) -> Attached:
     targets = label_input(b, labels, TensorType(i64, shape))
     loss = b.cross_entropy(logits, targets)
     right = b.eq(b.argmax(logits, axis=1, keepdims=False), targets)
-    return Attached(loss, {"accuracy": _mean(b, b.cast(right, to=f32))})
+    return Attached(loss, {"accuracy": mean(b, b.cast(right, to=f32))})
 
 
 def _token_cross_entropy(b: Builder, logits: Value, labels: str) -> Attached:
@@ -233,39 +243,10 @@ def _binary_cross_entropy(b: Builder, y: Value, labels: str) -> Attached:
     t = label_input(b, labels, y.tensor)
     absent = b.mul(b.sub(1.0, t), b.softplus(y))
     present = b.mul(t, b.softplus(b.neg(y)))
-    return Attached(_mean(b, b.add(absent, present)))
+    return Attached(mean(b, b.add(absent, present)))
 
 
-def _mse(b: Builder, y: Value, t: Value) -> Value:
-    difference = b.sub(y, t)
-    return _mean(b, b.mul(difference, difference))
-
-
-def _l1(b: Builder, y: Value, t: Value) -> Value:
-    return _mean(b, b.abs(b.sub(y, t)))
-
-
-def _cosine(b: Builder, y: Value, t: Value) -> Value:
-    """1 - the cosine of the angle between rows (the last axis), on average.
-
-    Norms are at least 1e-8, as in PyTorch; the cosine with a row of zeros is 0.
-    """
-    dot, yy, tt = (
-        b.reduce_sum(b.mul(p, q), axes=[-1], keepdims=False) for p, q in ((y, t), (y, y), (t, t))
-    )
-    inverses = [b.rsqrt(b.maximum(square, 1e-16)) for square in (yy, tt)]
-    cosine = b.mul(b.mul(dot, inverses[0]), inverses[1])
-    return b.sub(1.0, _mean(b, cosine))  # type: ignore[no-any-return]
-
-
-_COMPARISONS: dict[str, Callable[[Builder, Value, Value], Value]] = {
-    "mse": _mse,
-    "l1": _l1,
-    "cosine": _cosine,
-}
-
-
-def _with_targets(compare: Callable[[Builder, Value, Value], Value]) -> Any:
+def _with_targets(compare: Comparison) -> Any:
     def loss(b: Builder, y: Value, labels: str) -> Attached:
         y = _full(b, y)
         return Attached(compare(b, y, label_input(b, labels, y.tensor)))
@@ -277,5 +258,5 @@ LOSSES: dict[str, Callable[[Builder, Value, str], Attached]] = {
     "cross_entropy": _cross_entropy,
     "token_cross_entropy": _token_cross_entropy,
     "binary_cross_entropy": _binary_cross_entropy,
-    **{name: _with_targets(compare) for name, compare in _COMPARISONS.items()},
+    **{name: _with_targets(compare) for name, compare in COMPARISONS.items()},
 }

@@ -84,7 +84,8 @@ class Trainer:
     ) -> None:
         """`loss` is a name of `train.losses`, an output of the graph, or a function of a builder
         and the outputs. `schedule` gives factors of the optimizer's rate. `teacher` is a graph
-        whose outputs are the targets (`distillation`: "kl", "mse", "cosine", or one per output).
+        whose outputs are the targets (`distillation`: "kl", "mse", "l1", "cosine", `train.Pooled`,
+        a function of a builder, an output and a target, or one of these per output).
         `decay` and `rates` give weight decays and learning-rate factors by name pattern, `freeze`
         the patterns of parameters that stay. `passes` run on every step graph once its gradients
         are there, and on the graph of evaluations. A model of `bw.prepare_qat` brings its passes,
@@ -422,7 +423,7 @@ class Trainer:
             "precision": settings.precision,
             "loss": name_of(kind) if callable(kind) else str(kind),
             "output, labels": repr((loss.output, loss.labels)),
-            "distillation": repr((loss.distillation, loss.temperature, loss.weight)),
+            "distillation": repr((loss.comparisons, loss.temperature, loss.weight)),
             "batch_norm_momentum": repr(settings.batch_norm_momentum),
             "clip, accumulate, ema": repr((settings.clip, settings.accumulate, settings.ema)),
             "groups": repr((settings.decay, settings.rates, self._frozen)),

@@ -1,8 +1,9 @@
 """QuantizationSystem: a facade for quantizing tensors without a graph.
 
 It calls `choose` and `quantize_tensor` for parameters, `Observer` for samples, `operations` for
-arithmetic and `measure` for errors. It adds hardware facts and a preference: "speed" is symmetric
-(asymmetric for unsigned types), "accuracy" compares schemes on data.
+arithmetic and `measure` for errors; `bw.hardware` has the facts of the machine. It adds a
+preference: "speed" is symmetric (asymmetric for unsigned types), "accuracy" compares schemes on
+data.
 """
 
 from __future__ import annotations
@@ -10,16 +11,17 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitwright import target
 from bitwright.errors import QuantizationError
 from bitwright.ir import quant_types
 from bitwright.ir.arrays import Array
 from bitwright.ir.quant_params import QuantParams
 from bitwright.ir.quant_types import QuantType, Scheme
+from bitwright.machine.facts import Hardware, hardware
 from bitwright.quant.calibration.methods import Method, choose, expected_error
 from bitwright.quant.calibration.statistics import Statistics
 from bitwright.quant.core.measure import Quality, quality
@@ -29,50 +31,30 @@ from bitwright.quant.tensor.operations import qmatmul
 from bitwright.quant.tensor.tensor import QuantizedTensor
 from bitwright.warn import BitwrightWarning
 
-_FEATURES = [
-    "avx2",
-    "fma",
-    "f16c",
-    "avx512f",
-    "avx512bw",
-    "avx512vl",
-    "vnni",
-    "bf16",
-    "amx",
-    "neon",
-    "dotprod",
-]
-_LLVM_NAMES = {  # any of them, where LLVM's name differs
-    "vnni": {"avx512vnni", "avxvnni"},
-    "bf16": {"avx512bf16", "bf16"},
-    "amx": {"amx-int8", "amx-bf16"},
-}
+if TYPE_CHECKING:  # they import the compiler
+    from bitwright.quant.tensor.auto_tune import AutoTuned, TuneLimits
+    from bitwright.quant.tensor.benchmark import BenchmarkSummary
+    from bitwright.quant.tensor.workload import Recommendation, Workload
+
 PREFERENCES = ("accuracy", "speed")
 
 
 @dataclass(frozen=True)
-class Hardware:
-    """Properties of a device that matter for quantized arithmetic."""
+class Hints:
+    """What is preferred on this machine, by measurement; `reasons` has the figures."""
 
-    name: str
-    architecture: str
-    parallel_units: int
-    vector_bytes: int
-    features: tuple[str, ...]
-    caches: tuple[int, int, int]
-
-    @staticmethod
-    def of_host() -> Hardware:
-        host = target.host()
-        found = [name for name in _FEATURES if host.features & _LLVM_NAMES.get(name, {name})]
-        return Hardware(
-            host.cpu,
-            host.architecture,
-            host.cores,
-            host.vector_bytes,
-            tuple(found),
-            (host.l1_bytes, host.l2_bytes, host.l3_bytes),
-        )
+    dtypes: tuple[str, ...]
+    """Accelerated types, the fastest first."""
+    schemes: tuple[str, ...]
+    """Schemes of 8-bit weights, the fastest first."""
+    block_sizes: dict[str, int]
+    """Preferred sizes of blocks of weights by type."""
+    batch_size: int
+    layout: str
+    """Of images: channels_first or channels_last."""
+    parallelism: int
+    """Threads."""
+    reasons: dict[str, str]
 
 
 class QuantizationSystem:
@@ -82,10 +64,92 @@ class QuantizationSystem:
         if device != "cpu":
             raise QuantizationError("unknown device", expected="cpu", found=device)
         self.device = device
-        self.hardware = Hardware.of_host()
+
+    @cached_property
+    def hardware(self) -> Hardware:
+        """The facts of this machine, with remembered measurements."""
+        return hardware(measure=False)
 
     def __repr__(self) -> str:
         return f"QuantizationSystem({self.device}: {self.hardware.name})"
+
+    def has_acceleration(self, dtype: str | QuantType) -> bool:
+        """Whether the compiler's kernels multiply this type without converting it to f32."""
+        return bool(self.hardware.accelerated(dtype))
+
+    def hints(self) -> Hints:
+        """Preferences of this machine; measured in a few seconds if none are remembered."""
+        from bitwright.machine.measure import RATED
+
+        here = hardware()
+        assert here.preferences is not None
+        wanted = here.preferences
+        found = [here.accelerated(name) for name in RATED]
+        fast = sorted((one for one in found if one), key=lambda one: -(one.rate or 0.0))
+        reasons = wanted.reasons() | {"dtypes": "; ".join(map(str, fast))}
+        return Hints(
+            tuple(one.dtype for one in fast) or ("f32",),
+            wanted.schemes,
+            {"int4": wanted.block_size},
+            wanted.batch_size,
+            wanted.layout,
+            wanted.threads,
+            reasons,
+        )
+
+    def optimal_block_size(
+        self,
+        dtype: str | QuantType = "int4",
+        shape: Sequence[int] = (512, 512),
+        x: Any = None,
+        min_sqnr_db: float | None = None,
+    ) -> int:
+        """The block size of weights [k, n], measured: the smallest at most 5% slower than the best.
+
+        With `min_sqnr_db`, only blocks whose error on the weights `x` is small enough count; if
+        there are none, the result is the block with the smallest error.
+        """
+        from bitwright.machine.preferences import measure_blocks, smallest_within
+        from bitwright.machine.probes import WEIGHTS, type_name
+
+        name = type_name(dtype)
+        if name not in WEIGHTS:
+            raise QuantizationError(
+                "weights of this type have no blocks", expected=", ".join(WEIGHTS), found=name
+            )
+        if x is not None:
+            shape = np.shape(x)
+        if len(shape) != 2 or min(shape) < 1:
+            raise QuantizationError("weights have two axes", expected="[k, n]", found=list(shape))
+        seconds = measure_blocks(name, shape[0], shape[1], self.hardware.threads)
+        if x is None or min_sqnr_db is None:
+            return smallest_within(seconds)
+        sqnr = {
+            block: quality(x, quantize_tensor(x, name, "minmax", axis=0, block=block)).sqnr
+            for block in seconds
+        }
+        good = {block: seconds[block] for block in seconds if sqnr[block] >= min_sqnr_db}
+        return smallest_within(good) if good else max(sqnr, key=lambda block: sqnr[block])
+
+    def recommend(self, workload: Workload) -> Recommendation:
+        """The fastest precision that meets a workload's requirements, measured here."""
+        from bitwright.quant.tensor.workload import recommend
+
+        return recommend(workload)
+
+    def auto_tune(
+        self, data: Any, limits: TuneLimits | None = None, axis: int | None = None
+    ) -> AutoTuned:
+        """Parameters for an array or a list of samples, searched within limits."""
+        from bitwright.quant.tensor.auto_tune import auto_tune
+
+        return auto_tune(data, limits, axis)
+
+    def benchmark(self, **options: Any) -> BenchmarkSummary:
+        """Times of quantize, dequantize and matmul; the options are those of `run_benchmark`."""
+        from bitwright.quant.tensor.benchmark import run_benchmark
+
+        return run_benchmark(self.hardware.parallel_units, **options)
 
     def parameters(
         self,

@@ -23,6 +23,7 @@ from bitwright.backends.cpu.cache.artifact import CachedArtifact
 from bitwright.backends.cpu.cache.digests import Digests
 from bitwright.backends.cpu.cache.objects import default_cache
 from bitwright.backends.cpu.cache.serialize import NotSerializable
+from bitwright.backends.cpu.lowering import choices
 from bitwright.backends.cpu.lowering.artifact import CompiledArtifact
 from bitwright.errors import BitwrightError
 from bitwright.ir.graph import Graph
@@ -122,7 +123,8 @@ def key_facts() -> list[str]:
     limits = [f"{knob.name}={knob.get()}" for knob in knobs.ALL if knob not in _IRRELEVANT]
     packages = [f"{name} {_installation(name)}" for name in _PACKAGES]
     python = f"python {sys.version_info[:2]}, numpy {np.__version__}"
-    return [system.sources(), repr(machine), *limits, *packages, python]
+    tuned = f"tuned {choices.digest(host())}"
+    return [system.sources(), repr(machine), *limits, *packages, python, tuned]
 
 
 def _installation(package: str) -> str:

@@ -25,6 +25,7 @@ import numpy as np
 
 from bitwright.backends.cpu.cache.kernel_store import KernelStore
 from bitwright.backends.cpu.codegen.emit import Module, Signature
+from bitwright.backends.cpu.lowering import choices
 from bitwright.backends.cpu.lowering.artifact import KernelCode, new_fault_buffer
 from bitwright.errors import CompileError
 from bitwright.ir.dim import Size
@@ -108,6 +109,7 @@ class Lowering:
 
     def __init__(self, graph: Graph, target: Target, store: KernelStore | None = None) -> None:
         self.graph, self.target, self.store = graph, target, store
+        self.choices = choices.active(target)
         self.schedule = Schedule(graph)
         self.kernels: dict[str, KernelCode] = {}
         self._emitters: dict[str, Emit] = {}

@@ -1,7 +1,8 @@
 """Measured peak performance of this machine, for roofline models.
 
-    flops      f32 multiply-adds in registers, two operations each
-    integers   8-bit dot products (vpdpbusd, usdot), if the target has them
+    products   multiply-adds in registers (`profile.product_loops`), two operations each
+    flops      those of f32
+    integers   those of 8-bit dot products (vpdpbusd, usdot), if the target has them
     bandwidth  bytes read and written per second, for data that fits the L2 caches, the last-level
                cache, or neither: the larger rate of a sum and a copy
 
@@ -11,16 +12,17 @@ Small emitted kernels measure them on a pool of threads. Real kernels stay below
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 import numpy as np
 
 from bitwright import knobs
-from bitwright.backends.cpu.codegen import instr, jit
-from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Type, Value, f32
+from bitwright.backends.cpu.codegen import jit
+from bitwright.backends.cpu.codegen.emit import Module, Signature, f32
+from bitwright.backends.cpu.profile.product_loops import emit_loop, product_loops
 from bitwright.backends.cpu.runtime.memory import allocate
 from bitwright.backends.cpu.runtime.pool import Pool, shared_pool
 from bitwright.backends.cpu.runtime.shared_block import BARRIER_AFTER, step_table
@@ -30,6 +32,8 @@ Array = np.ndarray[Any, Any]
 _SECONDS = 0.05
 """The measuring time of a peak; clock frequencies change within milliseconds."""
 _SHORTEST = 1e-3
+_LEAST_CALLS = 5
+"""Another process may interrupt a few."""
 _LARGEST = 256 << 20
 _UNROLL = 4
 
@@ -50,6 +54,8 @@ class Peaks:
     integers: float | None
     levels: tuple[Level, ...]
     """From the smallest cache to main memory."""
+    products: Mapping[str, float] = field(default_factory=dict)
+    """Operations per second by the name of the loop."""
 
     def level(self, nbytes: int) -> Level:
         """The smallest level that holds this many bytes."""
@@ -58,25 +64,6 @@ class Peaks:
     @property
     def memory(self) -> float:
         return self.levels[-1].rate
-
-
-Step = Callable[[Kernel, Value, Value], Value]
-
-
-def _emit_products(module: Module, name: str, acc: Type, part: Type, step: Step) -> int:
-    """Emit a loop of independent `acc = step(acc, part)`; returns their number per iteration."""
-    # enough to hide the latency on any machine, and few enough to stay in registers
-    count = 3 * module.target.vector_registers // 4
-    with module.kernel(name, Signature(("data",), ("turns",))) as f:
-        data, turns = f.args.pointer("data"), f.args.size("turns")
-        factor = f.load(part, data)
-        start = [f.load(acc, data, lane) for lane in range(count)]
-        with f.loop(0, turns, carry=start) as loop:
-            loop.next(*(step(f, value, factor) for value in loop.carried))
-        with f.if_(f.lt(turns, 0)):  # never taken; it keeps the results live
-            for number, result in enumerate(loop.results):
-                f.store(result, data, number * result.type.lanes)
-    return count
 
 
 def _emit_stream(module: Module, name: str, writes: bool) -> None:
@@ -112,23 +99,23 @@ class _Benchmark:
     name: str
     pool: Pool
 
-    def minimum_seconds(self, **slots: int) -> float:
+    def minimum_seconds(self, measuring: float = _SECONDS, **slots: int) -> float:
         """The minimum time of one call."""
         table = self.signature.pack(**slots)
         rows = step_table([(self.library.address(self.name), table.ctypes.data, BARRIER_AFTER)])
-        best, stop = float("inf"), time.perf_counter() + _SECONDS
-        while best == float("inf") or time.perf_counter() < stop:
+        best, calls, stop = float("inf"), 0, time.perf_counter() + measuring
+        while calls < _LEAST_CALLS or time.perf_counter() < stop:
             begin = time.perf_counter()
             self.pool.run(rows.ctypes.data, 1)
-            best = min(best, time.perf_counter() - begin)
+            best, calls = min(best, time.perf_counter() - begin), calls + 1
         return best
 
     def rate(self, per_turn: float, **slots: int) -> float:
         """Units per second, with enough iterations per call for a reliable measurement."""
         turns = 1
-        while (seconds := self.minimum_seconds(turns=turns, **slots)) < _SHORTEST:
+        while (seconds := self.minimum_seconds(_SHORTEST, turns=turns, **slots)) < _SHORTEST:
             turns *= max(2, int(_SHORTEST / max(seconds, 1e-7)))
-        return per_turn * turns / seconds
+        return per_turn * turns / self.minimum_seconds(turns=turns, **slots)
 
 
 def memory_reader(threads: int, nbytes: int) -> Callable[[], None]:
@@ -150,30 +137,38 @@ def memory_reader(threads: int, nbytes: int) -> Callable[[], None]:
     return read
 
 
-@cache
 def measure(threads: int) -> Peaks:
-    """The peaks of this machine for a number of threads; measured once per process."""
-    target = host()
-    module = Module(target, "peaks")
-    vector, dot = f32.vector(target.lanes(32)), instr.dot_u8s8(target)
-    per_turn = {}
-    count = _emit_products(module, "fma", vector, vector, lambda f, acc, x: f.fma(acc, x, x))
-    per_turn["fma"] = 2 * vector.lanes * count * threads
-    if dot is not None:
-        part = dot.operands[1]
-        count = _emit_products(module, "dot", dot.result, part, lambda f, acc, x: dot(f, acc, x, x))
-        per_turn["dot"] = 2 * part.lanes * count * threads
+    """The peaks of this process's target for a number of threads; measured once per process."""
+    return _measured(threads, host())
+
+
+@cache
+def _measured(threads: int, target: Target) -> Peaks:
+    products, module = measure_products(threads), Module(target, "streams")
     _emit_stream(module, "sum", writes=False)
     _emit_stream(module, "copy", writes=True)
-    library, pool = jit.load(module.text(), target), shared_pool(threads)
-    benchmarks = {
+    streams = _benchmarks(module, threads)
+    levels = _levels(target, threads, streams["sum"], streams["copy"])
+    return Peaks(threads, products["f32"], products.get("int8"), levels, products)
+
+
+def measure_products(threads: int) -> dict[str, float]:
+    """Operations per second of the loops of this process's target, measured now."""
+    module = Module(host(), "products")
+    per_turn = {
+        name: loop.operations * emit_loop(module, name, loop) * threads
+        for name, loop in product_loops(host()).items()
+    }
+    benchmarks, data = _benchmarks(module, threads), np.ones(1024, np.float32)
+    return {name: benchmarks[name].rate(n, data=data.ctypes.data) for name, n in per_turn.items()}
+
+
+def _benchmarks(module: Module, threads: int) -> dict[str, _Benchmark]:
+    library, pool = jit.load(module.text(), module.target), shared_pool(threads)
+    return {
         name: _Benchmark(library, signature, name, pool)
         for name, signature in module.signatures.items()
     }
-    data = np.ones(1024, np.float32)
-    rates = {name: benchmarks[name].rate(n, data=data.ctypes.data) for name, n in per_turn.items()}
-    levels = _levels(target, threads, benchmarks["sum"], benchmarks["copy"])
-    return Peaks(threads, rates["fma"], rates.get("dot"), levels)
 
 
 def _levels(target: Target, threads: int, total: _Benchmark, copy: _Benchmark) -> tuple[Level, ...]:

@@ -80,15 +80,16 @@ EXACT_TAPS = 2**24 // 255**2
 """The most taps for which sums of 8-bit products are exact in f32."""
 
 
-def pixels_of_tile(target: Target, line: Size) -> int:
-    """Pixels of a tile: enough to hide latency, and for a line of known length, with least padding.
+def tile_pixels(target: Target, line: Size) -> list[int]:
+    """Numbers of pixels of a tile that hide latency, the static choice first.
 
-    Ties go to odd numbers, which still divide the lines of later layers at half the resolution.
+    For a line of known length that is the one with least padding. Ties go to odd numbers, which
+    still divide the lines of later layers at half the resolution.
     """
     choices = (8, 7, 6) if target.vector_registers >= 32 else (6, 5, 4)
     if not isinstance(line, int):
-        return choices[0]
-    return min(choices, key=lambda pixels: (-(-line // pixels) * pixels, pixels % 2 == 0))
+        return list(choices)
+    return sorted(choices, key=lambda pixels: (-(-line // pixels) * pixels, pixels % 2 == 0))
 
 
 def emit_depthwise(module: Module, name: str, conv: Depthwise) -> Signature:

@@ -37,6 +37,7 @@ from bitwright.backends.cpu.kernels.matmul.epilogue import EmitEpilogue, Epilogu
 from bitwright.backends.cpu.kernels.matmul.filters import Filter, filter_of, has_filter
 from bitwright.backends.cpu.kernels.matmul.lower_batched import lower_im2col, strides_dilations_pads
 from bitwright.backends.cpu.kernels.matmul.matmul import row_tiles_in_cache
+from bitwright.backends.cpu.kernels.matmul.product_forms import choice_point
 from bitwright.backends.cpu.kernels.matmul.register_tile import best_tile
 from bitwright.backends.cpu.kernels.matmul.upcast_product import choose_upcast, tiles_in_buffer
 from bitwright.backends.cpu.kernels.movement.lower_movement import pad_view
@@ -270,26 +271,32 @@ def dense(
     (n, _, oh, ow), (sn, _, sh, sw) = y.shape, source.strides
     dense_line = run == width * channels
     levels = levels_of(window, source, height, width, dense_line)
-    tile = filter.tile(ctx.target, columns, dot)
+    tiles = filter.tiles(ctx.target, columns, dot)
     pixel, line = window.strides[1] * sw, window.strides[0] * sh
     is_flat = (oh == 1 or line == ow * pixel) and (n == 1 or sn == oh * ow * pixel)
     y_stride = y.run_stride(PIXELS)
     is_strided = y_stride is None
     row_bytes = filter.item_bytes * channels * height * width
-    block = row_tiles_in_cache(ctx.target, tile, row_bytes)
+    blocks = {tile: row_tiles_in_cache(ctx.target, tile, row_bytes) for tile in tiles}
     if (
         is_flat
         and not levels
         and (choice := choose_upcast(ctx.target, dot, run, columns, n * oh * ow))
     ):
         dot, tile = choice
-        block = tiles_in_buffer(tile, run)
+        blocks = {tile: tiles_in_buffer(tile, run)}
     length = n * oh * ow if is_flat else ow
     steps = (height if dense_line else height * width) * -(-run // dot.group)
-    fixed = 0
+    static = next(iter(blocks))
+    forms = {f"{t.rows}x{t.vectors}": (t, 0, block) for t, block in blocks.items()}
     if isinstance(length, int) and isinstance(pixel, int):
-        lined = filter.line_tile(ctx.target, columns, dot, length, steps, tile, is_flat)
-        tile, fixed = (lined, pixel) if lined else (tile, 0)
+        lined = filter.line_tile(ctx.target, columns, dot, length, steps, static, is_flat)
+        if lined is not None:
+            of_line = {f"{lined.rows}x{lined.vectors} of a line": (lined, pixel, blocks[static])}
+            forms = of_line | forms
+    family = f"conv_{dot.name} {height}x{width}/{window.strides[0]}x{window.strides[1]}"
+    point = choice_point(family, finish.after, n * oh * ow, columns, channels)
+    tile, fixed, block = ctx.choices.pick(node, point, forms)
     conv = Conv(tile, len(levels), is_flat, is_strided, finish.epilogue, dot, fixed)
     kernel = ctx.kernel(
         f"conv_{dot.name}",
@@ -344,7 +351,10 @@ def depthwise(
     element = None if image.dtype == f32 else image.dtype
     channels, _, height, width = sizes_of(weight)
     ow = y.shape[3]
-    pixels = depthwise_kernel.pixels_of_tile(ctx.target, ow)
+    forms = {str(count): count for count in depthwise_kernel.tile_pixels(ctx.target, ow)}
+    family = f"depthwise_{image.dtype} {height}x{width}/{window.strides[0]}x{window.strides[1]}"
+    point = choice_point(family, finish.after, y.shape[0] * y.shape[2] * ow, channels, 1)
+    pixels = ctx.choices.pick(node, point, forms)
     is_even, is_ragged = isinstance(ow, int) and ow % pixels == 0, channels % finish.lanes != 0
     form = depthwise_kernel.DepthwiseForm(
         height, width, window.strides[1], window.dilations, pixels, is_even, is_ragged

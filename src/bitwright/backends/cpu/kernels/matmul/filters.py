@@ -15,10 +15,14 @@ from bitwright.backends.cpu.kernels.matmul.dot.amx import (
     pack_tiles,
 )
 from bitwright.backends.cpu.kernels.matmul.dot.dot_product import F32_DOT, DotProduct
-from bitwright.backends.cpu.kernels.matmul.dot.half_dot import choose_half_dot, half_tile, pack_half
+from bitwright.backends.cpu.kernels.matmul.dot.half_dot import (
+    choose_half_dot,
+    half_tiles,
+    pack_half,
+)
 from bitwright.backends.cpu.kernels.matmul.dot.split_half_dot import MOST_DEPTH
 from bitwright.backends.cpu.kernels.matmul.matmul import pack
-from bitwright.backends.cpu.kernels.matmul.register_tile import Tile, best_tile
+from bitwright.backends.cpu.kernels.matmul.register_tile import Tile, candidate_tiles
 from bitwright.backends.cpu.lowering.context import Lowering
 from bitwright.backends.cpu.lowering.region import require_elements
 from bitwright.ir.dim import Size
@@ -39,7 +43,8 @@ class Filter(Protocol):
     def dot(self, target: Target, run: int) -> DotProduct:
         """The dot product for rows that are read in runs of this length."""
 
-    def tile(self, target: Target, columns: int, dot: DotProduct) -> Tile: ...
+    def tiles(self, target: Target, columns: int, dot: DotProduct) -> list[Tile]:
+        """Candidates for the register tile, the static choice first."""
 
     def line_tile(
         self,
@@ -68,8 +73,8 @@ class F32Filter:
     def dot(self, target: Target, run: int) -> DotProduct:
         return F32_DOT
 
-    def tile(self, target: Target, columns: int, dot: DotProduct) -> Tile:
-        return best_tile(target, columns)
+    def tiles(self, target: Target, columns: int, dot: DotProduct) -> list[Tile]:
+        return candidate_tiles(target, columns)
 
     def line_tile(self, *_: Any) -> Tile | None:
         return None
@@ -96,8 +101,8 @@ class HalfFilter(F32Filter):
         tiles = dots(target) if self.use_amx else None
         return tiles or choose_half_dot(target, self.half, run)
 
-    def tile(self, target: Target, columns: int, dot: DotProduct) -> Tile:
-        return BLOCK if dot.tiles else half_tile(target, columns, dot)
+    def tiles(self, target: Target, columns: int, dot: DotProduct) -> list[Tile]:
+        return [BLOCK] if dot.tiles else half_tiles(target, columns, dot)
 
     def pack(self, runs: Array, tile: Tile, dot: DotProduct) -> Array:
         if isinstance(dot, AmxSplitF16Dot):

@@ -47,8 +47,8 @@ from bitwright.backends.cpu.kernels.matmul.lower_widen import ZeroPoint, widen_r
 from bitwright.backends.cpu.kernels.matmul.matmul import (
     emit_matmul,
     matmul_sizes,
-    row_tiles_in_cache,
 )
+from bitwright.backends.cpu.kernels.matmul.product_forms import choice_point, product_forms
 from bitwright.backends.cpu.kernels.matmul.register_tile import Tile, step_cycles
 from bitwright.backends.cpu.lowering import region as regions
 from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView, lowers
@@ -223,7 +223,11 @@ def _lower_rows(ctx: Lowering, node: Node, region: RegionView, array: Array) -> 
     shift = filter.dot(ctx.target, depth).shift
     offsets = Offsets(ctx, node.name, weight, shift, zero, bias_row)
     filter = replace(filter, offset=offsets.constant)
-    dot, tile = filter.choose(ctx.target, depth, columns)
+    dot = filter.dot(ctx.target, depth)
+    tiles = filter.tiles(ctx.target, columns, dot)
+    forms = product_forms(ctx.target, tiles, depth * dot.element.bytes)
+    point = choice_point(f"matmul_{dot.name}", after, rows, columns, depth)
+    tile, block = ctx.choices.pick(node, point, forms)
     y = ctx.output(node.outputs[0])
     others = regions.operand_views(ctx, region, after.inputs, shape)
     reads = regions.Reads("e", [as_rows(ctx, view, node.name) for view in others])
@@ -246,7 +250,6 @@ def _lower_rows(ctx: Lowering, node: Node, region: RegionView, array: Array) -> 
     )
     packed = ctx.constant(filter.pack(weight.qvalues[None], tile, dot), f"{node.name}.weight")
     pointers = {"a": a, "w": packed, "y": y, **filter.pointers(ctx, node.name, tile), **more}
-    block = row_tiles_in_cache(ctx.target, tile, depth * dot.element.bytes)
     sizes |= matmul_sizes(rows, columns, depth, a.strides[0], block)
     ctx.call(kernel, node, pointers, sizes, why="int8, summed in i32")
 
@@ -287,13 +290,13 @@ class Int8Filter:
         blocks = -(-columns // BLOCK.columns) * block_cycles(run, lines, AmxInt8Dot.group)
         return blocks < steps * panels * per_row * BLOCK.rows
 
-    def tile(self, target: Target, columns: int, dot: DotProduct) -> Tile:
-        return BLOCK if dot.tiles else int8_dot.int8_tile(target, columns, dot)
+    def tiles(self, target: Target, columns: int, dot: DotProduct) -> list[Tile]:
+        return [BLOCK] if dot.tiles else int8_dot.int8_tiles(target, columns, dot)
 
     def choose(self, target: Target, run: int, columns: int) -> tuple[int8_dot.Int8Dot, Tile]:
         """The dot product and tile for rows that are one run."""
         dot = self.dot(target, run)
-        return dot, self.tile(target, columns, dot)
+        return dot, self.tiles(target, columns, dot)[0]
 
     def line_tile(
         self,

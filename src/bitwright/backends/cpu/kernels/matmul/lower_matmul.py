@@ -24,8 +24,8 @@ from bitwright.backends.cpu.kernels.matmul.lower_blocked import is_blocked, lowe
 from bitwright.backends.cpu.kernels.matmul.matmul import (
     emit_matmul,
     matmul_sizes,
-    row_tiles_in_cache,
 )
+from bitwright.backends.cpu.kernels.matmul.product_forms import choice_point, product_forms
 from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView, lowers
 from bitwright.backends.cpu.lowering.region import Part, Parts, Reads, operand_views, split
 from bitwright.ir.dim import product
@@ -62,13 +62,16 @@ def lower_rows(
     rows = product(shape[:-1])
     filter = filter_of(ctx.target, x.dtype, weight, rows)
     dot = filter.dot(ctx.target, depth)
-    tile = filter.tile(ctx.target, columns, dot)
-    block = row_tiles_in_cache(ctx.target, tile, filter.item_bytes * depth)
     if choice := upcast_product.choose_upcast(ctx.target, dot, depth, columns, rows):
         dot, tile = choice
         block = upcast_product.tiles_in_buffer(tile, depth)
-    elif isinstance(dot, AmxSplitF16Dot):
-        block = blocks_in_plane(depth)
+    else:
+        tiles = filter.tiles(ctx.target, columns, dot)
+        forms = product_forms(ctx.target, tiles, filter.item_bytes * depth)
+        point = choice_point(f"matmul_{dot.name}", parts.after, rows, columns, depth)
+        tile, block = ctx.choices.pick(node, point, forms)
+        if isinstance(dot, AmxSplitF16Dot):
+            block = blocks_in_plane(depth)
     a = unit_rows(ctx, x)
     y = ctx.output(node.outputs[0])
     reads, epilogue = row_epilogue(ctx, node, region, parts.after, tile.lanes)

@@ -32,7 +32,7 @@ from bitwright.backends.cpu.kernels.matmul.dot.dot_product import (
     load_pair,
 )
 from bitwright.backends.cpu.kernels.matmul.dot.int8_dot import pack_groups
-from bitwright.backends.cpu.kernels.matmul.register_tile import Tile, best_tile
+from bitwright.backends.cpu.kernels.matmul.register_tile import Tile, candidate_tiles
 from bitwright.ir.dtype import DType
 from bitwright.ir.dtype import bf16 as brain
 from bitwright.target import Target
@@ -120,9 +120,9 @@ def choose_half_dot(target: Target, half: DType, run: int) -> HalfDot:
     return UpcastDot(half) if instr is None else Bf16Dot2(instr, run % 2 != 0)
 
 
-def half_tile(target: Target, columns: int, dot: DotProduct) -> Tile:
-    """The register tile for a known number of columns."""
-    return best_tile(target, columns, unpacking=int(dot.upcasts_rows))
+def half_tiles(target: Target, columns: int, dot: DotProduct) -> list[Tile]:
+    """Register tiles for a known number of columns, the static choice first."""
+    return candidate_tiles(target, columns, unpacking=int(dot.upcasts_rows))
 
 
 def pack_half(w: Array, tile: Tile, dot: DotProduct) -> Array:

@@ -26,7 +26,7 @@ import numpy as np
 from bitwright.backends.cpu.codegen.emit import Kernel, Type, Value, i8, i16, i32
 from bitwright.backends.cpu.codegen.instr import Instr, dot_s8s8, dot_u8s8, pairs_s16s16
 from bitwright.backends.cpu.kernels.matmul.dot.dot_product import DotProduct
-from bitwright.backends.cpu.kernels.matmul.register_tile import Tile, best_tile
+from bitwright.backends.cpu.kernels.matmul.register_tile import Tile, candidate_tiles
 from bitwright.target import Target
 
 Array = np.ndarray[Any, Any]
@@ -243,7 +243,12 @@ def choose_int8_dot(
 
 def int8_tile(target: Target, columns: int, dot: DotProduct) -> Tile:
     """The register tile for a known number of columns."""
-    return best_tile(target, columns, isinstance(dot, Int8Dot4), dot.extra)
+    return int8_tiles(target, columns, dot)[0]
+
+
+def int8_tiles(target: Target, columns: int, dot: DotProduct) -> list[Tile]:
+    """Register tiles for a known number of columns, the static choice first."""
+    return candidate_tiles(target, columns, isinstance(dot, Int8Dot4), dot.extra)
 
 
 def pack_int8(w: Array, tile: Tile, group: int) -> Array:
