@@ -31,8 +31,8 @@ ORDER = (
     ("export",),
     ("onnx_backend",),
     ("tuning",),
+    ("demo",),  # a model and its data, without imports
     ("report",),
-    ("demo",),
     ("__init__",),  # the public names: `bitwright` itself
     ("cli", "__main__"),
 )
