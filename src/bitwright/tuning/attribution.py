@@ -37,10 +37,10 @@ from bitwright.passes.manager import run_passes
 from bitwright.pipeline import INFERENCE, compile_graph
 from bitwright.quant.data.batches import Batch
 from bitwright.quant.model.stages import simplify
+from bitwright.tuning.float_layers import SWITCH, restore_layers
 from bitwright.tuning.instrumented import Instrumented, Part, Row
 from bitwright.tuning.local_errors import Range
 from bitwright.tuning.matching import Matching
-from bitwright.tuning.restore_layers import SWITCH, restore_layers
 
 Outputs = Mapping[str, Any]
 BIAS, ALL = "bias shift", "all causes"

@@ -50,6 +50,8 @@ from bitwright.tuning.seen_ranges import seen_ranges
 FIXES = 5
 """Fixes that are built and measured."""
 LARGE_REST = 0.2
+LEAST_CHANGE = 0.005
+"""The relative change of the error from which on a fix's score counts for predictions."""
 
 
 @dataclass
@@ -319,12 +321,14 @@ def _measure_fixes(
 
 
 def _at(curve: list[tuple[float, float]], error: float) -> float:
-    """The metric at an output error, on the line through the measured scores (least squares that
-    passes through the quantized model's score)."""
+    """The metric at an output error, by the median slope from the quantized model's score to the
+    float model's and to those of fixes; of two middle slopes the flatter one."""
     (at, value), others = curve[1], [curve[0], *curve[2:]]
-    run = sum((e - at) ** 2 for e, _ in others)
-    rise = sum((e - at) * (m - value) for e, m in others)
-    return value + (rise / run if run else 0.0) * (max(error, 0.0) - at)
+    slopes = [(m - value) / (e - at) for e, m in others if abs(e - at) > LEAST_CHANGE * at]
+    if not slopes:
+        return value
+    middle = sorted(slopes)[(len(slopes) - 1) // 2 : len(slopes) // 2 + 1]
+    return value + min(middle, key=abs) * (max(error, 0.0) - at)
 
 
 def _notes(made: Ledger, matching: Matching) -> list[str]:

@@ -23,9 +23,9 @@ from bitwright.ir.graph import Graph, Value
 from bitwright.quant.data.batches import Batch
 from bitwright.quant.model.report import weight_bytes
 from bitwright.tuning.attribution import BIAS, run
+from bitwright.tuning.float_layers import Change, in_float, restore_layers
 from bitwright.tuning.local_errors import CLIPPING, ROUNDING, SHIFT, LocalErrors, Pair
-from bitwright.tuning.matching import MatchedLayer, Matching
-from bitwright.tuning.restore_layers import Change, in_float, restore_layers
+from bitwright.tuning.matching import LayerPair, Matching
 
 RESTORE, FLOAT_ACTIVATIONS, DYNAMIC, CORRECT = (
     "restore_float",
@@ -88,7 +88,7 @@ class Variants:
     def added_bytes(self, graph: Graph) -> int:
         return weight_bytes(graph) - self._bytes
 
-    def _corrected(self, errors: LocalErrors, site: MatchedLayer) -> Value:
+    def _corrected(self, errors: LocalErrors, site: LayerPair) -> Value:
         b, found = errors.b, errors.here[site.partner]
         mean = self._means.get(site.value.name)
         if mean is None:
@@ -99,11 +99,11 @@ class Variants:
         return b.add(found, shift)  # type: ignore[no-any-return]
 
 
-def _with_float_activations(errors: LocalErrors, site: MatchedLayer) -> Value:
+def _with_float_activations(errors: LocalErrors, site: LayerPair) -> Value:
     return errors.variant(site, lambda pair, x: x)[0]
 
 
-def _with_dynamic_range(errors: LocalErrors, site: MatchedLayer) -> Value:
+def _with_dynamic_range(errors: LocalErrors, site: LayerPair) -> Value:
     b = errors.b
 
     def pair(found: Pair, x: Value) -> Value:

@@ -24,7 +24,7 @@ from bitwright.ops.core.reverse import is_differentiable
 from bitwright.pipeline import compile_step
 from bitwright.quant.data.batches import Batch
 from bitwright.tuning.local_errors import LocalErrors, Range
-from bitwright.tuning.matching import MatchedLayer, Matching
+from bitwright.tuning.matching import LayerPair, Matching
 
 TIME, LOSS, SEED = "attribution.time", "attribution.loss", "attribution.seed."
 
@@ -33,7 +33,7 @@ TIME, LOSS, SEED = "attribution.time", "attribution.loss", "attribution.seed."
 class Part:
     """The local error of one site by one cause."""
 
-    site: MatchedLayer
+    site: LayerPair
     cause: str
     channels: int
     """The length of its sums per channel; 0 if the number of channels is not fixed."""
@@ -105,7 +105,7 @@ class Instrumented:
         here = {value: value for node in quantized.nodes for value in node.outputs}
         errors = LocalErrors(b, self.matching, here, shares, observed)
         reaching = _reaching(source)
-        found: dict[Value, tuple[MatchedLayer, dict[str, Value]]] = {}
+        found: dict[Value, tuple[LayerPair, dict[str, Value]]] = {}
         for site in self.matching.sites:
             if site.value in reaching:
                 found[site.value] = site, errors.causes(site, split)
@@ -128,7 +128,7 @@ class Instrumented:
         return b.build()
 
     def _inject(
-        self, b: Builder, exact: Value, site: MatchedLayer, causes: dict[str, Value], t: Value
+        self, b: Builder, exact: Value, site: LayerPair, causes: dict[str, Value], t: Value
     ) -> Value:
         total = None
         for cause, error in causes.items():

@@ -23,7 +23,7 @@ from bitwright.ir.arrays import Array
 from bitwright.ir.dtype import f32
 from bitwright.ir.graph import Graph, Node, Value, constant_value
 from bitwright.ops.core.builder import Builder
-from bitwright.tuning.matching import MatchedLayer, Matching
+from bitwright.tuning.matching import LayerPair, Matching
 
 WEIGHTS, ROUNDING, CLIPPING, SHIFT = (
     "weight rounding",
@@ -163,7 +163,7 @@ class LocalErrors:
         self._shares: dict[Value, Value] = {}
         self._owners = {q: f for f, q in matching.partners.items()}
 
-    def causes(self, site: MatchedLayer, split: bool = True) -> dict[str, Value]:
+    def causes(self, site: LayerPair, split: bool = True) -> dict[str, Value]:
         """The local error of a site by cause, in f32 and in the scale of the float graph."""
         b = self.b
         y_f = self.float_result(site)
@@ -188,7 +188,7 @@ class LocalErrors:
         found[ROUNDING] = b.sub(y_q, before)
         return found
 
-    def float_result(self, site: MatchedLayer) -> Value:
+    def float_result(self, site: LayerPair) -> Value:
         """The float layer on the operands of the quantized model."""
         axis = _input_axis(site)
 
@@ -201,9 +201,7 @@ class LocalErrors:
         copier = Copier(self.b, self.matching.float_graph, take, "exact/")
         return copier.copy([site.value])[site.value]
 
-    def variant(
-        self, site: MatchedLayer, pair: Callable[[Pair, Value], Value]
-    ) -> tuple[Value, int]:
+    def variant(self, site: LayerPair, pair: Callable[[Pair, Value], Value]) -> tuple[Value, int]:
         """The quantized layer with other activations, and how many pairs were replaced."""
         inside = {self.matching.partners[v] for v in site.absorbed} | {site.partner}
 
@@ -216,7 +214,7 @@ class LocalErrors:
         copier = Copier(self.b, self.matching.quantized, take, "variant/", pair)
         return copier.copy([site.partner])[site.partner], copier.changed
 
-    def _clipped(self, site: MatchedLayer, y_f: Value, kind: str) -> tuple[Value, int]:
+    def _clipped(self, site: LayerPair, y_f: Value, kind: str) -> tuple[Value, int]:
         """The variant with activations that are not quantized: as they are (""), clipped where
         neither calibration nor the type reaches ("seen"), or at the range of the type ("type")."""
         b, seen = self.b, self._observed.get(site.layer)
@@ -233,7 +231,7 @@ class LocalErrors:
         made, count = self.variant(site, pair)
         return self._unscaled(site.value, made, site.channel_axis, y_f), count
 
-    def _has_static(self, site: MatchedLayer) -> bool:
+    def _has_static(self, site: LayerPair) -> bool:
         """Whether an activation of the layer has a range fixed before the run."""
         inside = {self.matching.partners[v] for v in site.absorbed} | {site.partner}
         waiting, seen = [site.partner.node], set()
@@ -265,7 +263,7 @@ class LocalErrors:
             self._shares[product] = self._share(product, found, axis, y_f)
         return b.div(found, self._factors(product, value.rank, axis))  # type: ignore[no-any-return]
 
-    def scaled(self, site: MatchedLayer, y_f: Value) -> Value:
+    def scaled(self, site: LayerPair, y_f: Value) -> Value:
         """A result of the float layer in the scale and type of the quantized model's value."""
         b, axis = self.b, site.channel_axis
         product = self.matching.equalized(site.value, axis % max(1, site.value.rank))
@@ -312,7 +310,7 @@ def with_sizes(b: Builder, found: Value, like: Value) -> Value:
     return b.reshape(found, shape=like.shape)  # type: ignore[no-any-return]
 
 
-def _input_axis(site: MatchedLayer) -> int:
+def _input_axis(site: LayerPair) -> int:
     """The channel axis of a layer's input."""
     node = next((v.node for v in site.absorbed if v.node.op == site.op), site.value.node)
     x = node.inputs[0] if node.inputs else None

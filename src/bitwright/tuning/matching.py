@@ -25,7 +25,7 @@ from bitwright.quant.model.transforms.equalize import EQUALIZED, find_chain
 
 
 @dataclass(frozen=True, eq=False)
-class MatchedLayer:
+class LayerPair:
     """A result that both graphs compute, by different nodes."""
 
     layer: str
@@ -60,7 +60,7 @@ class Matching:
         chain = find_chain(value, axis, with_clips=True)
         return None if chain is None else chain.product.outputs[0]
 
-    def _sites(self) -> Iterator[MatchedLayer]:
+    def _sites(self) -> Iterator[LayerPair]:
         for node in self.float_graph.nodes:
             if node.is_boundary:
                 continue
@@ -71,7 +71,7 @@ class Matching:
                 is_scaled = partner.name != value.name and get(node.op).kind is not Kind.COMPUTE
                 if not is_scaled and not self._is_same_node(node, partner.node):
                     owner = self._owner(node)
-                    yield MatchedLayer(owner.name, owner.op, value, partner)
+                    yield LayerPair(owner.name, owner.op, value, partner)
 
     def _owner(self, node: Node) -> Node:
         """The node that names a layer: the first product behind its result, or the node itself."""
@@ -89,14 +89,14 @@ class Matching:
             waiting += [v.node for v in found.operands if v not in self.partners]
         return node
 
-    def _joined(self, sites: list[MatchedLayer]) -> list[MatchedLayer]:
+    def _joined(self, sites: list[LayerPair]) -> list[LayerPair]:
         """The sites with each product and its bias addition as one."""
         by_value = {site.value: site for site in sites}
         readers: dict[Value, list[Node]] = {}
         for node in self.float_graph.nodes:
             for value in node.operands:
                 readers.setdefault(value, []).append(node)
-        joined: dict[Value, MatchedLayer] = {}
+        joined: dict[Value, LayerPair] = {}
         for site in sites:
             value = site.value
             uses = self.float_graph.uses[value], self.quantized.uses[site.partner]
@@ -110,9 +110,7 @@ class Matching:
                 joined.setdefault(value, site)
                 continue
             inside = by_value[value].absorbed | {value}
-            joined[result] = MatchedLayer(
-                site.layer, site.op, result, self.partners[result], inside
-            )
+            joined[result] = LayerPair(site.layer, site.op, result, self.partners[result], inside)
         return list(joined.values())
 
     # equality of nodes

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from bitwright.ir.graph import Node, Value
 from bitwright.tuning.local_errors import activation_pair
-from bitwright.tuning.matching import MatchedLayer, Matching
+from bitwright.tuning.matching import LayerPair, Matching
 
 
-def scheme_of(matching: Matching, site: MatchedLayer) -> str:
+def scheme_of(matching: Matching, site: LayerPair) -> str:
     """static, dynamic_per_token, dynamic_per_tensor or weight_only."""
     nodes = layer_nodes(matching, site)
     for node in nodes:
@@ -25,7 +25,7 @@ def scheme_of(matching: Matching, site: MatchedLayer) -> str:
     return "weight_only"
 
 
-def layer_nodes(matching: Matching, site: MatchedLayer) -> list[Node]:
+def layer_nodes(matching: Matching, site: LayerPair) -> list[Node]:
     """The nodes of a layer in the quantized graph, its result first."""
     ends = set(matching.partners.values())
     inside: set[Value] = {matching.partners[v] for v in site.absorbed}

@@ -15,16 +15,16 @@ from bitwright.ir.graph import Graph, Value
 from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.check import verify
 from bitwright.tuning.local_errors import LocalErrors, with_sizes
-from bitwright.tuning.matching import MatchedLayer, Matching
+from bitwright.tuning.matching import LayerPair, Matching
 
 SWITCH = "restored."
 
 
-Change = Callable[[LocalErrors, MatchedLayer], Value]
+Change = Callable[[LocalErrors, LayerPair], Value]
 """The value that takes the place of a layer's result in the quantized graph."""
 
 
-def in_float(errors: LocalErrors, site: MatchedLayer) -> Value:
+def in_float(errors: LocalErrors, site: LayerPair) -> Value:
     """The float layer on the operands of the quantized model."""
     exact = errors.scaled(site, errors.float_result(site))
     return with_sizes(errors.b, exact, site.partner)
@@ -41,7 +41,7 @@ def restore_layers(
     """The quantized graph with these layers in float, or changed otherwise; `switches` adds an
     input for each of them, `restored.<layer>`, of type bool."""
     quantized = matching.quantized
-    sites: dict[Value, list[MatchedLayer]] = {}
+    sites: dict[Value, list[LayerPair]] = {}
     for site in matching.sites:
         if site.layer in layers:
             sites.setdefault(site.partner, []).append(site)
