@@ -19,7 +19,8 @@ def name(file: Path) -> str:
 
 
 @pytest.mark.parametrize("file", [d for d in DOCUMENTS if d.name != "tour.md"], ids=name)
-def test_blocks_run(file):
+def test_blocks_run(file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # for the files that they write
     text = file.read_text(encoding="utf-8")
     namespace: dict[str, object] = {}
     for block in BLOCK.finditer(text):

@@ -34,8 +34,8 @@ ORDER = (
     ("deploy",),
     ("onnx_backend",),
     ("tuning",),
+    ("demo",),  # a model and its data, without imports
     ("report",),
-    ("demo",),
     ("__init__",),  # the public names: `bitwright` itself
     ("cli", "__main__"),
 )

@@ -10,12 +10,12 @@ in float.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 from onnx import NodeProto, TensorProto
 
+from bitwright.deploy.target_rules import TargetRules
 from bitwright.deploy.view import (
     DEQUANTIZE,
     I8,
@@ -64,17 +64,8 @@ class Group:
     refusal: str = ""
 
 
-class OnnxRuntimeRules:
+class OnnxRuntimeRules(TargetRules):
     """Predictions for one graph."""
-
-    def __init__(self, view: GraphView) -> None:
-        self.view = view
-
-    def verdicts(self) -> Iterator[Verdict]:
-        for node in self.view.nodes:
-            verdict = self.verdict(node)
-            if verdict is not None:
-                yield verdict
 
     def verdict(self, node: NodeProto) -> Verdict | None:
         """The prediction for a node; None if it has nothing to do with quantization."""

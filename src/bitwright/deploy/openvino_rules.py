@@ -9,8 +9,6 @@ Other ops (additions, pooling) follow the products around them and are not predi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from onnx import NodeProto
 
 from bitwright.deploy.onnxruntime_rules import (
@@ -19,7 +17,8 @@ from bitwright.deploy.onnxruntime_rules import (
     OnnxRuntimeRules,
     product_weight,
 )
-from bitwright.deploy.view import I8, U8, GraphView, Verdict, why_type_is_refused
+from bitwright.deploy.target_rules import TargetRules
+from bitwright.deploy.view import I8, U8, Verdict, why_type_is_refused
 from bitwright.proof.saturation import as_matrix, pair_bound
 
 REJECTED = ("QGemm", "QAttention", "QLinearGlobalAveragePool")
@@ -29,17 +28,8 @@ RUNTIME = ("MatMulInteger", "ConvInteger", "DynamicQuantizeMatMul", "MatMulInteg
 STANDARD = ("", "ai.onnx")
 
 
-class OpenVinoRules:
+class OpenVinoRules(TargetRules):
     """Predictions for one graph."""
-
-    def __init__(self, view: GraphView) -> None:
-        self.view = view
-
-    def verdicts(self) -> Iterator[Verdict]:
-        for node in self.view.nodes:
-            verdict = self.verdict(node)
-            if verdict is not None:
-                yield verdict
 
     def verdict(self, node: NodeProto) -> Verdict | None:
         view, title, op = self.view, self.view.title(node), node.op_type

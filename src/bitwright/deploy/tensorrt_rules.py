@@ -8,28 +8,18 @@ quantization of 8 bits are not supported.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from onnx import NodeProto, TensorProto
 
 from bitwright.deploy.onnxruntime_rules import INTEGER
-from bitwright.deploy.view import DEQUANTIZE, I8, QUANTIZE, U8, GraphView, Verdict, attribute
+from bitwright.deploy.target_rules import TargetRules
+from bitwright.deploy.view import DEQUANTIZE, I8, QUANTIZE, U8, Verdict, attribute
 
 SYMMETRIC_FIX = 'quantize and export with zero_points="zero"'
 LABEL = "from documentation, not tested against TensorRT"
 
 
-class TensorRtRules:
+class TensorRtRules(TargetRules):
     """Predictions for one graph."""
-
-    def __init__(self, view: GraphView) -> None:
-        self.view = view
-
-    def verdicts(self) -> Iterator[Verdict]:
-        for node in self.view.nodes:
-            verdict = self.verdict(node)
-            if verdict is not None:
-                yield verdict
 
     def verdict(self, node: NodeProto) -> Verdict | None:
         view, title, op = self.view, self.view.title(node), node.op_type

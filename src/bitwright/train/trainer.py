@@ -361,12 +361,10 @@ class Trainer:
 
     def _not_finite(self, what: str, batches: list[Batch]) -> TrainingError:
         """An error with the op that made something not finite."""
-        for batch in batches:
-            feeds = {**batch, RATE: np.float32(0)}
-            cause = first_nonfinite(self.program.last_graph, feeds, self.program.states)
-            if cause:
-                break
-        cause = cause or "a sum inside an op overflows; without rounding all results are finite"
+        graph, states, rate = self.program.last_graph, self.program.states, {RATE: np.float32(0)}
+        found = (first_nonfinite(graph, {**batch, **rate}, states) for batch in batches)
+        rounded = "a sum inside an op overflows; without rounding all results are finite"
+        cause = next(filter(None, found), rounded)
         return TrainingError(f"{what}: {cause}", hint=self._last_good())
 
     def _last_good(self) -> str:

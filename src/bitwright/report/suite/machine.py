@@ -10,21 +10,18 @@ from typing import Any
 import numpy as np
 
 from bitwright import __version__ as version
-from bitwright import system
-from bitwright.target import host
-
-_NOTABLE = ("avx2", "avx512f", "avx512vnni", "avxvnni", "avx512bf16", "amx-int8", "dotprod", "i8mm")
+from bitwright.machine.facts import hardware
 
 
 def describe_machine() -> dict[str, Any]:
     """Processor, features, caches, cores, system and versions, as plain values."""
-    here = host()
+    here = hardware(measure=False)
     return {
-        "processor": _processor_name() or here.cpu,
-        "target": here.cpu,
-        "features": [name for name in _NOTABLE if name in here.features],
-        "cores": system.cores(),
-        "caches": {"l1": here.l1_bytes, "l2": here.l2_bytes, "l3": here.l3_bytes},
+        "processor": _processor_name() or here.name,
+        "target": here.target,
+        "features": list(here.features),
+        "cores": here.parallel_units,
+        "caches": dict(zip(("l1", "l2", "l3"), here.caches, strict=True)),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "numpy": np.__version__,
