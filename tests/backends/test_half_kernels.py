@@ -208,7 +208,7 @@ def test_packed_weights_stay_in_half_precision():
     weight = draw("bf16", 64, 96)[None]
     for target in ("avx512bf16", "avx512", "avx2"):
         dot = halves.choose_half_dot(named(target), dtype("bf16"), 64)
-        tile = halves.half_tile(named(target), 96, dot)
+        tile = halves.half_tiles(named(target), 96, dot)[0]
         packed = halves.pack_half(weight, tile, dot)
         assert packed.dtype == weight.dtype
         assert sorted(packed.reshape(-1).tolist()) == sorted(weight.reshape(-1).tolist())
