@@ -51,6 +51,13 @@ def whole(quantized, folder):
     )
 
 
+def test_a_measured_ledger_is_shown(quantized, folder):
+    found = bw.ledger(quantized, str(folder / "data"), fixes=0, threads=2)
+    made = bw.write_report(folder / "ledger.html", quantized, ledger=found.to_dict())
+    assert made.ledger["lines"][0]["layer"] == found.lines[0].layer
+    assert "Ledger" in (folder / "ledger.html").read_text(encoding="utf-8")
+
+
 def test_quantization_hands_over_histograms_and_ranges(quantized):
     report = quantized.report
     assert {layer.value for layer in report.layers} == report.details.keys()

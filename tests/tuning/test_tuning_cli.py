@@ -73,8 +73,12 @@ _named_score.__name__ = "score"
 
 
 def test_the_table_names_layers_and_reasons(folder):
-    text = call(folder, "--budget", "20s", "--objective", "latency").stdout
+    report = folder / "report.html"
+    options = "--budget", "20s", "--objective", "latency", "--report", report, "--no-latency"
+    text = call(folder, *options).stdout
     assert "w0" in text and "float" in text and "recipe.json" in text
+    assert "Pareto" in report.read_text(encoding="utf-8")
+    assert json.loads(report.with_suffix(".json").read_text())["tune"]["objective"] == "latency"
 
 
 def test_a_killed_search_leaves_its_best_model_and_continues(folder):

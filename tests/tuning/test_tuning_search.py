@@ -126,6 +126,24 @@ def test_a_model_without_products_stays_float():
     assert found.stopped == "no layer can have another precision"
 
 
+def test_models_with_several_tables_are_tuned():
+    rng = np.random.default_rng(4)
+    b = bw.Builder("tables")
+    ids = b.input("ids", "i64[batch, 16]")
+    tables = [rng.normal(size=(200, 64)).astype(np.float32) for _ in range(3)]
+    rows = [
+        b.gather(b.constant(one, name=f"t{i}"), ids, axis=0, name=f"rows{i}")
+        for i, one in enumerate(tables)
+    ]
+    x = b.add(b.add(rows[0], rows[1]), rows[2])
+    w = rng.normal(0, 0.1, (64, 64)).astype(np.float32)
+    graph = b.build(y=b.matmul(x, b.constant(w, name="w")))
+    data = [{"ids": rng.integers(0, 200, (4, 16))} for _ in range(8)]
+    found = bw.tune(graph, data, max_drop="2%", budget="60s", threads=1)
+    assert found.stopped != "the budget is used up"
+    assert {"rows0", "rows1", "rows2"} <= {layer["value"] for layer in found.layers}
+
+
 def test_a_used_up_budget_still_has_an_answer():
     found = bw.tune(network(), batches(), budget=0.001, threads=1)
     assert found.stopped == "the budget is used up" and found.best["name"] == "float"

@@ -14,6 +14,7 @@ from bitwright.cli import common
 from bitwright.cli.calibrate import subset_option, threads_option
 from bitwright.cli.data import data_options
 from bitwright.cli.quantize import check_output, load_beside
+from bitwright.cli.report import check_report, latency_option, report_option, write_report
 
 if TYPE_CHECKING:  # commands import on use, so that --help is quick
     from bitwright.report.evaluate import Evaluation
@@ -75,6 +76,8 @@ class ScriptScore:
 )
 @click.option("--resume", is_flag=True, help="Continue the search of the same --workdir.")
 @click.option("--ray", is_flag=True, help="Compute scores on a Ray cluster (extra: ray).")
+@report_option
+@latency_option
 @subset_option
 @threads_option
 @common.json_option
@@ -91,6 +94,8 @@ def tune(
     workdir: str | None,
     resume: bool,
     ray: bool,
+    report_path: str | None,
+    latency: bool,
     subset: int | None,
     threads: int | None,
     as_json: bool,
@@ -103,6 +108,7 @@ def tune(
     from bitwright.report.feeds import read_inputs
 
     check_output(output)
+    check_report(report_path)
     script = ScriptScore(evaluation) if evaluation else None
     if script is not None:
         script.load()
@@ -125,7 +131,19 @@ def tune(
             on_best=lambda best, trial: best.save(output),
             say=lambda line: click.echo(line, err=True),
         )
-    tuned.save(output)
+        tuned.save(output)
+        if report_path is not None:
+            write_report(
+                report_path,
+                tuned.model,
+                float_model=graph,
+                data=data,
+                subset=subset,
+                latency=latency,
+                threads=threads,
+                tune=tuned.to_dict(),
+                files=(model, output),
+            )
     if as_json:
         common.print_json({"model": model, "output": output, **tuned.to_dict()})
         return

@@ -32,11 +32,14 @@ def predict_unit_errors(session: Session, tables: Tables, precisions: Sequence[s
             tables.errors[precision] = errors
         else:
             tables.errors[precision] = known["errors"]
-    for unit in tables.units:
-        if unit.kind == "lookup":  # tables are rounded alike in every precision
-            found = [errors[unit.name] for errors in tables.errors.values()]
-            if found:
-                tables.errors.setdefault("w8", {})[unit.name] = min(found)
+    # tables are rounded alike in every precision
+    lookups = {
+        unit.name: min(errors[unit.name] for errors in tables.errors.values())
+        for unit in tables.units
+        if unit.kind == "lookup" and tables.errors
+    }
+    if lookups:
+        tables.errors["w8"] = tables.errors.get("w8", {}) | lookups
 
 
 def _measured_error(session: Session, precision: str) -> float:
