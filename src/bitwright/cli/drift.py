@@ -35,7 +35,7 @@ DRIFT_STATUS = 1
     default=0.01,
     show_default=True,
     type=click.FloatRange(0, 0.5, min_open=True),
-    help="Probability that any tensor ever raises a false alarm.",
+    help="Bound on the probability of any false alarm, if calibration saw typical batches.",
 )
 @click.option(
     "--tolerance",
