@@ -7,6 +7,7 @@ And a check that goes along with every test: kernels of one name have one text. 
 """
 
 import hashlib
+import os
 import re
 import signal
 from dataclasses import dataclass
@@ -15,6 +16,10 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if not Path("/dev/nvidiactl").exists():
+    # Kernels of the GPU backend run in Triton's interpreter; Triton reads this on import.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 OPTIONAL = ("torch", "onnxruntime", "onnxscript", "openvino", "safetensors", "yaml", "PIL", "mypy")
 """Packages of the extras, by the names they are imported with."""

@@ -30,7 +30,7 @@ def test_a_backend_builds_loads_and_runs(name, engine):
 
 
 def test_an_unknown_target_lists_the_registered_ones():
-    with pytest.raises(BitwrightError, match=r"no target 'gpu'.*'cpu', 'reference'"):
+    with pytest.raises(BitwrightError, match=r"no target 'gpu'.*'cpu', 'cuda', 'reference'"):
         bw.compile(doubled(), target="gpu")
 
 
@@ -39,7 +39,7 @@ def test_a_registered_backend_is_a_target(monkeypatch):
     base.register_backend("other", "bitwright.backends.reference")
     exe = bw.compile(doubled(), target="other")
     assert exe.run(X)["y"].tolist() == [0, 2, 4]
-    with pytest.raises(BitwrightError, match="'cpu', 'other', 'reference'"):
+    with pytest.raises(BitwrightError, match="'cpu', 'cuda', 'other', 'reference'"):
         bw.compile(doubled(), target="gpu")
 
 

@@ -154,7 +154,11 @@ class Backend(ABC, Generic[ArtifactT, EngineT]):
         return None
 
 
-_MODULES = {"cpu": "bitwright.backends.cpu.backend", "reference": "bitwright.backends.reference"}
+_MODULES = {
+    "cpu": "bitwright.backends.cpu.backend",
+    "cuda": "bitwright.backends.gpu.backend",
+    "reference": "bitwright.backends.reference",
+}
 """The module that defines `BACKEND`, by target name."""
 
 

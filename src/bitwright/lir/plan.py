@@ -80,7 +80,8 @@ def plan(schedule: Schedule, bindings: Mapping[str, int]) -> Plan:
 class Planner:
     """Plans the arena of one schedule for any sizes."""
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: Schedule, align: int = ALIGN) -> None:
+        self.align = align
         self.ranges = live_ranges(schedule)
         self._sizes = SizeList()
         self._counts = [self._sizes.add(live.buffer.count) for live in self.ranges]
@@ -102,7 +103,7 @@ class Planner:
                 if end > offset and from_ <= last and first <= to:
                     offset = end
             begins[number] = offset
-            insort(taken, (offset, _aligned(offset + needed), first, last))
+            insort(taken, (offset, _aligned(offset + needed, self.align), first, last))
         self._verify(begins, nbytes)
         buffers = [live.buffer for live in self.ranges]
         return Plan(
@@ -138,5 +139,5 @@ class Planner:
                     )
 
 
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGN) * ALIGN
+def _aligned(nbytes: int, align: int) -> int:
+    return -(-nbytes // align) * align

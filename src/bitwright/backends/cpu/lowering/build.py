@@ -64,9 +64,9 @@ def _artifact(lowered: _Lowered) -> CompiledArtifact:
         kernels,
         tuple(kernel.code for kernel in kernels.values()),
         lowering.fault_buffer,
-        {number: _fault(graph, *found) for number, found in lowering.numbered.items()},
+        {number: fault_report(graph, *found) for number, found in lowering.numbered.items()},
         SizeChecks.of(graph, (step.op for step in schedule.fallbacks)),
-        _has_static_sizes(graph, schedule),
+        has_static_sizes(graph, schedule),
         {
             node: {name: _artifact(body) for name, body in bodies.items()}
             for node, bodies in lowered.bodies.items()
@@ -90,13 +90,13 @@ def _mapped_file(node: Node) -> mmap.mmap | None:
     return owner if isinstance(owner, mmap.mmap) else None
 
 
-def _fault(graph: Graph, node: Node, indexed: Value | None) -> Fault:
+def fault_report(graph: Graph, node: Node, indexed: Value | None) -> Fault:
     type_ = None if indexed is None else indexed.type
     parameter = next(node.operands).name if node.attrs.get("require_finite") else ""
     return Fault(place(graph, node), type_ if isinstance(type_, TensorType) else None, parameter)
 
 
-def _has_static_sizes(graph: Graph, schedule: Schedule) -> bool:
+def has_static_sizes(graph: Graph, schedule: Schedule) -> bool:
     """Whether the inputs determine every size of the schedule."""
     known = {s.name for s in graph.input_symbols}
     sizes = [b.count for b in schedule.buffers]

@@ -107,6 +107,9 @@ class Lowering:
     object code.
     """
 
+    lowerings: Mapping[str, Lower] = LOWERINGS
+    views: Mapping[str, AsView] = VIEWS
+
     def __init__(self, graph: Graph, target: Target, store: KernelStore | None = None) -> None:
         self.graph, self.target, self.store = graph, target, store
         self.choices = choices.active(target)
@@ -348,13 +351,13 @@ class Lowering:
         self._views[value] = contiguous(buffer, value.shape)
 
     def _lower(self, node: Node) -> None:
-        if node.op in VIEWS and (views := VIEWS[node.op](self, node)) is not None:
+        if node.op in self.views and (views := self.views[node.op](self, node)) is not None:
             for value, view in zip(node.outputs, views, strict=True):
                 self.alias(value, view)
             return
         region = region_of(node)
         op = region.anchor.op if region.anchor is not None else "elementwise"
-        lower = LOWERINGS.get(op)
+        lower = self.lowerings.get(op)
         before = len(self.schedule.steps), len(self.schedule.buffers)
         try:
             if lower is None:

@@ -29,7 +29,7 @@ from bitwright.ops.core.registry import all_ops
 
 @lowers("elementwise")
 def lower_elementwise(ctx: Lowering, node: Node, region: RegionView) -> None:
-    body = node.attrs["body"] if node.op == "fused" else _as_body(node)
+    body = node.attrs["body"] if node.op == "fused" else as_body(node)
     operands = list(node.operands)
     if node.op != "fused":
         operands = [v for v in dict.fromkeys(operands) if not _is_scalar(v)]
@@ -111,7 +111,7 @@ def _is_scalar(value: Value) -> bool:
     return value.is_constant and value.node.attrs["value"].size == 1
 
 
-def _as_body(node: Node) -> Graph:
+def as_body(node: Node) -> Graph:
     """A single node as a region body; scalar constants stay inside."""
     entries: dict[Value, Node] = {}
     for value in node.operands:

@@ -1,0 +1,1 @@
+"""Triton source text: types, scalar forms, expressions, kernels and their loading."""

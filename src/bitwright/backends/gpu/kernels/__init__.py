@@ -1,0 +1,1 @@
+"""Kernel families: one package each; `lower_*.py` choose kernels, the other files write them."""

@@ -1,0 +1,1 @@
+"""Elementwise regions, casts, fills and copies between views."""

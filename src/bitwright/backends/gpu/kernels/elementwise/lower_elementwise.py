@@ -1,0 +1,85 @@
+"""Lowering of standalone elementwise regions and casts, in the memory order of a dense operand."""
+
+from __future__ import annotations
+
+from bitwright.backends.cpu.codegen.expression import Expression
+from bitwright.backends.cpu.kernels.elementwise.lower_elementwise import as_body, leading_order
+from bitwright.backends.cpu.lowering.region import broadcast
+from bitwright.backends.gpu.codegen.expression import why_not_render
+from bitwright.backends.gpu.kernels.elementwise.elementwise import elementwise_source
+from bitwright.backends.gpu.lowering.context import (
+    COPY,
+    LOWERINGS,
+    GpuLowering,
+    NoKernelError,
+    RegionView,
+    lowers,
+)
+from bitwright.errors import CompileError
+from bitwright.ir.dtype import DType, i8, i16, i32, i64
+from bitwright.ir.graph import Node, Value
+from bitwright.lir.buffer import View
+from bitwright.ops.core.registry import all_ops
+
+_BY_BYTES = {1: i8, 2: i16, 4: i32, 8: i64}
+
+
+@lowers("elementwise", "cast")
+def lower_elementwise(ctx: GpuLowering, node: Node, region: RegionView) -> None:
+    body = node.attrs["body"] if node.op == "fused" else as_body(node)
+    operands = list(node.operands)
+    if node.op != "fused":
+        operands = [v for v in dict.fromkeys(operands) if not _is_scalar(v)]
+    result = node.outputs[0]
+    ctx.require(result.dtype, *(v.dtype for v in operands))
+    try:
+        expression = Expression.of(body)
+    except CompileError as error:
+        raise NoKernelError(str(error)) from None
+    if reason := why_not_render(expression):
+        raise NoKernelError(reason)
+    views = [ctx.view(v) for v in operands]
+    order = leading_order(views, result.shape)
+    y = ctx.output(result, order)
+    names = {f"x{n}": broadcast(v, result.shape).transpose(order) for n, v in enumerate(views)}
+    op = expression.steps[0].op if len(expression.steps) == 1 else "elementwise"
+    _launch(ctx, node, f"{op}_{result.dtype}", expression, names, y.transpose(order))
+
+
+def copy_view(ctx: GpuLowering, source: View, target: View, name: str) -> None:
+    """Append a kernel call that copies the bytes of `source` to `target`."""
+    width = source.dtype.numpy.itemsize
+    if len(source.shape) != len(target.shape) or width != target.dtype.numpy.itemsize:
+        raise CompileError("a copy needs two views of one type", expected=target, found=source)
+    if width not in _BY_BYTES:
+        raise NoKernelError(f"the GPU backend has no element type {source.dtype}")
+    element = _BY_BYTES[width]
+    expression = Expression((element,), (), (0,))
+    _launch(ctx, name, f"copy_{width * 8}", expression, {"x0": source}, target, element)
+
+
+def _launch(
+    ctx: GpuLowering,
+    node: Node | str,
+    family: str,
+    expression: Expression,
+    operands: dict[str, View],
+    y: View,
+    element: DType | None = None,
+) -> None:
+    views = {**operands, "y": y}
+    if not y.shape:
+        views = {n: View(v.buffer, v.offset, (1,), (1,)) for n, v in views.items()}
+    y = views.pop("y")
+    source, grouped, sizes = elementwise_source(family, expression, views, {"y": y}, element)
+    ctx.call(source, node, grouped, sizes, writes=("y",))
+
+
+def _is_scalar(value: Value) -> bool:
+    return value.is_constant and bool(value.node.attrs["value"].size == 1)
+
+
+COPY.append(copy_view)
+for _name, _op in all_ops().items():
+    if _op.scalar is not None and _name not in LOWERINGS:
+        LOWERINGS[_name] = lower_elementwise

@@ -1,0 +1,1 @@
+"""Lowering: kernels for nodes, operands of fused regions, passes."""

@@ -1,0 +1,32 @@
+"""Builds the artifact of a fused graph for a device."""
+
+from __future__ import annotations
+
+import bitwright.backends.gpu.lowering.registered as _lowerings
+from bitwright.backends.cpu.lowering.build import fault_report, has_static_sizes
+from bitwright.backends.cpu.runtime.sizes import SizeChecks
+from bitwright.backends.gpu.lowering.artifact import GpuArtifact
+from bitwright.backends.gpu.lowering.context import GpuLowering, Machine
+from bitwright.ir.graph import Graph
+from bitwright.lir.buffer import Storage
+from bitwright.lir.schedule import KernelStep
+
+assert _lowerings.__name__  # importing it registers the lowerings
+
+
+def build(graph: Graph, machine: Machine) -> GpuArtifact:
+    """The artifact of a graph."""
+    lowering = GpuLowering(graph, machine)
+    schedule = lowering.run()
+    for buffer in schedule.buffers:
+        if buffer.storage is not Storage.CONSTANT:
+            buffer.space = "device"
+    used = {step.kernel for step in schedule.steps if isinstance(step, KernelStep)}
+    return GpuArtifact(
+        schedule,
+        {name: source for name, source in lowering.sources.items() if name in used},
+        SizeChecks.of(graph, (step.op for step in schedule.fallbacks)),
+        has_static_sizes(graph, schedule),
+        lowering.fault_buffer,
+        {number: fault_report(graph, *found) for number, found in lowering.numbered.items()},
+    )

@@ -1,0 +1,135 @@
+"""Lowers a fused graph to a schedule of GPU kernels. Families register like those of the CPU
+backend:
+
+    @lowers("softmax")                            # the anchor of a region; "elementwise" has none
+    def lower_softmax(ctx: GpuLowering, node: Node, region: RegionView) -> None:
+        x = ctx.contiguous(node.inputs[0])        # or ctx.view(...): any strides; ctx.ordered(...)
+        y = ctx.output(node.outputs[0])           # a new buffer; ctx.output(value, order) for NHWC
+        kernel = ctx.kernel(KernelSource("softmax", body, {"x": f32, "y": f32}, ("rows",
+        "columns"), ...))
+        ctx.call(kernel, node, {"x": x, "y": y}, {"rows": rows, "columns": columns}, writes=("y",),
+        why="...")
+
+A lowering raises `NoKernelError(reason)` for a node that it does not accept; the node then runs on
+the CPU as a
+visible fallback, and `explain` prints the reason. Modules
+`backends/gpu/kernels/<family>/lower_*.py` are imported
+by `lowering.registered`; nothing else needs an edit.
+
+The methods for views, constants (`ctx.constant(array, name)`), scratch buffers (`ctx.scratch(name,
+"f32",
+count)`), outputs and size checks are the CPU's `Lowering`. Sizes are ints or symbolic; the launch
+evaluates them, so a
+kernel is compiled for types and constants only. `ctx.machine` holds facts of the device:
+capability,
+multiprocessors, shared memory.
+
+Weights that a kernel wants packed: `ctx.constant(packed_array, name)`; equal arrays share a buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView
+from bitwright.backends.gpu.codegen.source import KernelSource
+from bitwright.backends.gpu.codegen.types import is_stored
+from bitwright.errors import CompileError
+from bitwright.ir.dim import Size
+from bitwright.ir.graph import Graph, Node
+from bitwright.lir.buffer import View
+from bitwright.lir.schedule import KernelStep
+from bitwright.target import host
+
+__all__ = ["GpuLowering", "Machine", "NoKernelError", "RegionView", "lowers"]
+
+Lower = Callable[["GpuLowering", Node, RegionView], None]
+LOWERINGS: dict[str, Lower] = {}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Facts of a device that choose kernels; `interpreted` means Triton's interpreter."""
+
+    name: str = "interpreter"
+    capability: tuple[int, int] = (9, 0)
+    multiprocessors: int = 132
+    shared_bytes: int = 227 << 10
+    l2_bytes: int = 50 << 20
+    interpreted: bool = True
+
+    @property
+    def has_tma(self) -> bool:
+        return self.capability >= (9, 0)
+
+    @property
+    def has_f8(self) -> bool:
+        return self.capability >= (8, 9)
+
+
+def lowers(*ops: str) -> Callable[[Lower], Lower]:
+    """Decorator that registers the lowering of ops."""
+
+    def decorate(function: Lower) -> Lower:
+        for op in ops:
+            if op in LOWERINGS:
+                raise CompileError(f"two GPU lowerings are registered for {op!r}")
+            LOWERINGS[op] = function
+        return function
+
+    return decorate
+
+
+class GpuLowering(Lowering):
+    """Builds the schedule of one graph for one device."""
+
+    lowerings = LOWERINGS  # type: ignore[assignment]
+
+    def __init__(self, graph: Graph, machine: Machine) -> None:
+        super().__init__(graph, host())
+        self.machine = machine
+        self.sources: dict[str, KernelSource] = {}
+
+    def kernel(self, source: KernelSource) -> KernelSource:  # type: ignore[override]
+        """The kernel of this text; equal sources are one kernel."""
+        return self.sources.setdefault(source.name, source)
+
+    def call(  # type: ignore[override]
+        self,
+        kernel: KernelSource,
+        node: Node | str,
+        pointers: Mapping[str, View],
+        sizes: Mapping[str, Size],
+        *,
+        writes: Iterable[str] = ("y",),
+        why: str = "",
+    ) -> None:
+        """Append a kernel call for a node (or its name), with a value for every argument."""
+        if set(kernel.pointers) != set(pointers) or set(kernel.sizes) != set(sizes):
+            raise CompileError(
+                f"kernel {kernel.family} is called with the wrong arguments",
+                expected=sorted({*kernel.pointers, *kernel.sizes}),
+                found=sorted({*pointers, *sizes}),
+            )
+        self.sources.setdefault(kernel.name, kernel)
+        written = tuple(pointers[name].buffer for name in writes)
+        read = tuple(view.buffer for name, view in pointers.items() if name not in writes)
+        name = node if isinstance(node, str) else node.name
+        ordered = {key: pointers[key] for key in kernel.pointers}
+        own = {key: sizes[key] for key in kernel.sizes}
+        self.schedule.steps.append(KernelStep(kernel.name, name, ordered, own, read, written, why))
+
+    def copy(self, source: View, target: View, name: str) -> None:
+        """Append a step that copies elements between views of the same shape."""
+        COPY[0](self, source, target, name)
+
+    def require(self, *elements: object) -> None:
+        """Raise a `NoKernelError` for element types that the device cannot hold."""
+        for element in elements:
+            if not is_stored(element):  # type: ignore[arg-type]
+                raise NoKernelError(f"the GPU backend has no element type {element}")
+
+
+# The copy kernel registers itself here, because it imports this module.
+COPY: list[Callable[[GpuLowering, View, View, str], None]] = []

@@ -1,0 +1,1 @@
+"""Times of kernels and peaks of the device."""

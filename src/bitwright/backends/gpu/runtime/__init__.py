@@ -1,0 +1,1 @@
+"""Device memory, launches, CUDA graphs and programs."""

@@ -1,0 +1,65 @@
+"""Launches one kernel: arguments in order, constants, warps, stages, grid."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bitwright.backends.gpu.codegen.load import interpreted, load_kernel
+from bitwright.backends.gpu.codegen.source import Config, KernelSource
+
+
+class Kernel:
+    """A loaded kernel with one configuration."""
+
+    def __init__(self, source: KernelSource, config: Config) -> None:
+        self.source, self.config = source, config
+        self.is_interpreted = interpreted()
+        self._function = load_kernel(source.module(native=not self.is_interpreted))
+
+    def grid(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """The numbers of programs."""
+        return tuple(self.source.grid({**sizes, **self.config.constants}))
+
+    def launch(self, tensors: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+        """Start the kernel on the current stream; tensors have the types of the source's
+        pointers."""
+        grid = self.grid(sizes)
+        if 0 in grid:
+            return
+        arguments = self._arguments(tensors, sizes)
+        options = {} if self.is_interpreted else self.options
+        self._function[grid](*arguments, **self.config.constants, **options)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {
+            "num_warps": self.config.num_warps,
+            "num_stages": self.config.num_stages,
+            "enable_fp_fusion": self.source.contracts,
+        }
+
+    def _arguments(self, tensors: Mapping[str, Any], sizes: Mapping[str, int]) -> list[Any]:
+        values = {**sizes, **self.config.constants}
+        arguments: list[Any] = []
+        for name in self.source.pointers:
+            found = tensors[name]
+            if (form := self.source.descriptors.get(name)) is not None:
+                tools = importlib.import_module("triton.tools.tensor_descriptor")
+                shape, strides, block = (
+                    [_size(item, values) for item in part]
+                    for part in (form.shape, form.strides, form.block)
+                )
+                found = tools.TensorDescriptor(found, shape, strides, block)
+            arguments.append(found)
+        return arguments + [sizes[name] for name in self.source.sizes]
+
+
+def _size(item: str | int, values: Mapping[str, int]) -> int:
+    return values[item] if isinstance(item, str) else item
+
+
+def choose(source: KernelSource, configs: Sequence[Config] | None = None) -> Config:
+    """The static choice."""
+    return (configs or source.configs)[0]

@@ -1,0 +1,176 @@
+"""A loaded graph on one device: constants, arena, launches, states.
+
+A *signature* is the types and shapes of all inputs. For each one, a `PreparedRun` holds the sizes,
+the memory plan and
+the bound launches; the least recently used ones are dropped. Runs of one program are serialized by
+a lock; several
+programs share the device.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from bitwright.backends.base import Profile
+from bitwright.backends.cpu.runtime.run_lock import RunLock
+from bitwright.backends.gpu.lowering.artifact import GpuArtifact
+from bitwright.backends.gpu.runtime.arguments import Given, Results, read_inputs
+from bitwright.backends.gpu.runtime.device import Device
+from bitwright.backends.gpu.runtime.kernels import KernelTable
+from bitwright.backends.gpu.runtime.memory import ALIGN, DeviceMemory, allocate, is_out_of_memory
+from bitwright.backends.gpu.runtime.prepared import PreparedRun
+from bitwright.backends.gpu.runtime.states import DeviceStates
+from bitwright.backends.gpu.runtime.tensors import to_raw
+from bitwright.errors import RunError
+from bitwright.ir.graph import Graph
+from bitwright.lir.buffer import Buffer, Storage
+from bitwright.lir.plan import Planner
+from bitwright.lir.schedule import InterpreterFallback, Schedule
+
+Array = np.ndarray[Any, Any]
+SIGNATURES = 8
+"""Prepared runs that a program keeps."""
+
+
+class GpuProgram:
+    """Runs one compiled graph on one device."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        device: Device,
+        artifact: GpuArtifact,
+        shared: Mapping[Buffer, Any] | None = None,
+    ) -> None:
+        self.graph, self.device, self.artifact = graph, device, artifact
+        self.kernels = KernelTable(artifact.sources)
+        self._planner = Planner(artifact.schedule, ALIGN) if artifact.is_planned else None
+        self._constants = shared if shared is not None else self._upload_constants()
+        self._fault = allocate(16, device.torch_device, "a run")
+        self._fault.zero_()
+        self.states: Any = DeviceStates(graph, artifact, device.torch_device)
+        self._prepared: OrderedDict[Any, PreparedRun] = OrderedDict()
+        self._lock = RunLock()
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.artifact.schedule
+
+    @property
+    def fallbacks(self) -> Iterator[InterpreterFallback]:
+        return self.artifact.fallbacks
+
+    @property
+    def description(self) -> str:
+        """Where the graph runs, for people."""
+        return f"on {self.device.machine.name}"
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of constants and of all arenas on the device."""
+        held = sum(int(raw.numel()) for raw in self._constants.values())
+        return held + sum(
+            int(run.memory.arena.numel())
+            for run in self._prepared.values()
+            if run.memory.arena is not None
+        )
+
+    def copy(self) -> GpuProgram:
+        """A program with the same code and constants, its own memory and states."""
+        twin = GpuProgram(self.graph, self.device, self.artifact, self._constants)
+        with self._lock.held():
+            twin.states.update(dict(self.states))
+        return twin
+
+    def run(self, feeds: Mapping[str, Any], out: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Outputs by name, of the kind that the inputs are: numpy arrays or torch tensors."""
+        given = read_inputs(self.graph, feeds, self.device.torch_device)
+        if not self._lock.acquire():
+            raise RunError("a run of this executable is under way in this thread")
+        try:
+            run = self._prepare(given)
+            self._fill(run, given)
+            run.run()
+            return Results(self, run, given).collect(out or {})
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            self._prepared.clear()
+            raise RunError("the GPU has not enough memory for the run", found=str(error)) from None
+        finally:
+            self._lock.release()
+
+    def profile(self, feeds: Mapping[str, Any], rounds: int) -> Profile:
+        from bitwright.backends.gpu.profile.steps import profile
+
+        return profile(self, feeds, rounds)
+
+    def run_steps(
+        self, feeds: Mapping[str, Any], around: Callable[[Any, Callable[[], None]], None]
+    ) -> dict[str, int]:
+        """Run each step by `around(step, call)`; the sizes of the run."""
+        given = read_inputs(self.graph, feeds, self.device.torch_device)
+        with self._lock.held():
+            run = self._prepare(given)
+            self._fill(run, given)
+            run.run(around)
+            return dict(run.memory.bindings)
+
+    # preparing
+
+    def _upload_constants(self) -> dict[Buffer, Any]:
+        device = self.device.torch_device
+        found = {}
+        for buffer in self.schedule.buffers:
+            if buffer.storage is Storage.CONSTANT and buffer.array is not None:
+                found[buffer] = to_raw(buffer.array, device)
+        return found
+
+    def _prepare(self, given: Given) -> PreparedRun:
+        changed = self.states.prepare(given.bindings)
+        if changed:  # addresses that graphs hold are gone
+            self._prepared.clear()
+        run = self._prepared.get(given.signature)
+        if run is None:
+            run = self._new_run(given)
+            if self.artifact.is_planned:
+                self._prepared[given.signature] = run
+                while len(self._prepared) > SIGNATURES:
+                    self._prepared.popitem(last=False)
+        else:
+            self._prepared.move_to_end(given.signature)
+        return run
+
+    def _new_run(self, given: Given) -> PreparedRun:
+        self.artifact.checks.verify(given.bindings)
+        plan = arena = None
+        device = self.device.torch_device
+        if self._planner is not None:
+            plan = self._planner.plan(given.bindings)
+            arena = allocate(plan.total, device, "intermediate values")
+        shared = {**self._constants, **self.states.buffers, self.artifact.fault_buffer: self._fault}
+        memory = DeviceMemory(device, dict(given.bindings), shared, plan, arena)
+        captures = self.artifact.is_planned and not self.device.is_interpreted
+        return PreparedRun(self.schedule, self.kernels, memory, captures, self.artifact.checks)
+
+    def _fill(self, run: PreparedRun, given: Given) -> None:
+        """Copy the inputs into the run's buffers."""
+        run.objects = dict(given.objects)
+        for buffer in self.schedule.buffers:
+            if buffer.storage is Storage.INPUT:
+                raw = given.raw[buffer.name]
+                if raw.numel():
+                    run.memory.raw(buffer)[: raw.numel()].copy_(raw, non_blocking=True)
+
+    def raise_fault(self, bindings: Mapping[str, int]) -> None:
+        """Raise the error that a kernel recorded, if any."""
+        from bitwright.backends.gpu.runtime.arguments import fault_error
+
+        error = fault_error(self.artifact, self._fault, bindings)
+        if error is not None:
+            self._fault.zero_()
+            raise error
