@@ -21,7 +21,10 @@ if not Path("/dev/nvidiactl").exists():
     # Kernels of the GPU backend run in Triton's interpreter; Triton reads this on import.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-OPTIONAL = ("torch", "onnxruntime", "onnxscript", "openvino", "safetensors", "yaml", "PIL", "mypy")
+OPTIONAL = (
+    *("torch", "onnxruntime", "onnxscript", "openvino", "safetensors", "yaml", "PIL", "mypy"),
+    *("tokenizers", "jinja2", "llguidance", "starlette", "uvicorn", "httpx", "openai"),
+)
 """Packages of the extras, by the names they are imported with."""
 
 # Tests assert behaviour, never time: a busy machine is no failure, and CI sees the same examples.

@@ -34,6 +34,7 @@ ORDER = (
     ("deploy",),
     ("onnx_backend",),
     ("tuning",),
+    ("llm",),
     ("demo",),  # a model and its data, without imports
     ("report",),
     ("__init__",),  # the public names: `bitwright` itself

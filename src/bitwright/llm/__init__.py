@@ -1,0 +1,1 @@
+"""Language models: loading, tokenizers, sessions, generation and serving."""

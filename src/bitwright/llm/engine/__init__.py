@@ -1,0 +1,1 @@
+"""Sequences over one decoder: slots of its cache, ragged batches, sessions."""

@@ -1,0 +1,1 @@
+"""Text from a model: sampling, constraints, stop strings, speculation, and many prompts at once."""

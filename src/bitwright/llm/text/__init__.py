@@ -1,0 +1,1 @@
+"""Text in and out of language models: tokenizers, streaming decoding, chat templates."""
