@@ -7,6 +7,7 @@ buffer on first use, for schedules with data-dependent sizes.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,15 @@ def new_array(shape: tuple[int, ...], element: Any) -> Array:
     return made
 
 
+def new_zeros(shape: tuple[int, ...], element: Any) -> Array:
+    """As `new_array` with zeros; pages of large arrays take memory when they are first written."""
+    nbytes = math.prod(shape) * np.dtype(element).itemsize
+    if nbytes < LARGE or np.dtype(element) == object:
+        return np.zeros(shape, element)
+    made: Array = _aligned(nbytes, "a state", np.zeros).view(element).reshape(shape)
+    return made
+
+
 def allocate(nbytes: int) -> Array:
     """An aligned byte array; raises a `RunError` above the memory limit."""
     what = "a run"
@@ -38,9 +48,9 @@ def allocate(nbytes: int) -> Array:
     return _aligned(nbytes, what)
 
 
-def _aligned(nbytes: int, what: str) -> Array:
+def _aligned(nbytes: int, what: str, make: Callable[..., Array] = np.empty) -> Array:
     try:
-        room = np.empty(nbytes + ALIGN, np.uint8)
+        room = make(nbytes + ALIGN, np.uint8)
     except (MemoryError, ValueError):  # ValueError: above numpy's limit
         raise no_memory(nbytes, what) from None
     start = -room.ctypes.data % ALIGN

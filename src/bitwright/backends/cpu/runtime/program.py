@@ -18,7 +18,7 @@ from bitwright.backends.base import Profile
 from bitwright.backends.cpu.codegen.jit import Library
 from bitwright.backends.cpu.lowering.artifact import CompiledArtifact
 from bitwright.backends.cpu.runtime.fallback import object_of, read_sizes, run_node_step
-from bitwright.backends.cpu.runtime.memory import Memory, new_array
+from bitwright.backends.cpu.runtime.memory import Memory, new_array, new_zeros
 from bitwright.backends.cpu.runtime.plans import (
     LoadedCode,
     PreparedRun,
@@ -278,8 +278,9 @@ class Program:
             initial = value.node.attrs.get("value")
             shape = value.tensor.concrete(memory.bindings)
             require_room(shape, buffer.dtype.numpy.itemsize, f"state {buffer.name!r}")
-            array = new_array(shape, buffer.dtype.numpy)
-            array[...] = 0 if initial is None else initial
+            array = new_zeros(shape, buffer.dtype.numpy)
+            if initial is not None:
+                array[...] = initial
             self.states[buffer.name] = array
         return self.states[buffer.name]
 

@@ -1,0 +1,173 @@
+"""Packed panels: the weights of 16 columns, in the order in which a kernel reads them.
+
+    panel      [blocks] of
+    block      scale [16], minimum [16], scale steps [runs][16], minimum steps [runs][16], chunks
+    chunk      32 elements of K: planes of words; a word is 4 consecutive elements of a column
+    plane      [words][16 columns][4 elements]
+
+A plane of 8 bits has a word for each group of 4 elements. Fields of 4 bits hold groups g and g + 4
+in the word g, fields of 2 bits groups 4h … 4h + 3 in the word h, fields of 1 bit all 8 groups.
+Values of 3, 5 and 6 bits are split between two planes. Nothing is rounded again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bitwright.ops.quant.block_formats import RUN, BlockFormat, Parts
+
+Array = np.ndarray[Any, Any]
+COLUMNS = 16
+GROUPS = RUN // 4
+WORD_BYTES = 4 * COLUMNS
+PACKED_ROWS = 1 << 11
+"""Rows that are packed at a time, which bounds temporary memory."""
+
+
+@dataclass(frozen=True)
+class PanelLayout:
+    """Where the parts of a block are in a panel."""
+
+    form: BlockFormat
+
+    def __repr__(self) -> str:
+        return f"PanelLayout({self.form.name})"
+
+    @property
+    def planes(self) -> tuple[int, ...]:
+        """Bits per element of each plane, the low bits first."""
+        return {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}[self.form.bits]
+
+    @property
+    def runs(self) -> int:
+        """Runs with their own steps; 0 for scales of one level."""
+        return self.form.elements // self.form.run if self.form.has_steps else 0
+
+    @property
+    def minimum_at(self) -> int:
+        return 2 * COLUMNS
+
+    @property
+    def steps_at(self) -> int:
+        return self.minimum_at * (2 if self.form.has_minimum else 1)
+
+    @property
+    def minimum_steps_at(self) -> int:
+        return self.steps_at + self.runs * COLUMNS
+
+    @property
+    def chunks_at(self) -> int:
+        return self.minimum_steps_at + (self.runs * COLUMNS if self.form.has_minimum else 0)
+
+    @property
+    def chunks(self) -> int:
+        """Chunks per block."""
+        return self.form.elements // RUN
+
+    @property
+    def chunk_bytes(self) -> int:
+        return sum(self.plane_words(bits) for bits in self.planes) * WORD_BYTES
+
+    @property
+    def block_bytes(self) -> int:
+        return self.chunks_at + self.chunks * self.chunk_bytes
+
+    @property
+    def scale_is_bf16(self) -> bool:
+        """Whether scales are powers of two beyond the range of f16."""
+        return self.form.name == "MXFP4"
+
+    @staticmethod
+    def plane_words(bits: int) -> int:
+        return GROUPS * bits // 8
+
+
+def pack_panels(blocks: Array, form: BlockFormat) -> Array:
+    """Panels u8[..., panels, bytes] of rows of blocks u8[..., N, bytes]; missing columns are 0."""
+    if blocks.ndim > 2:
+        return np.stack([pack_panels(part, form) for part in blocks])
+    count = len(blocks)
+    panels = -(-count // COLUMNS)
+    width = blocks.shape[1] // form.nbytes * form.elements
+    if form.is_float:
+        return _pack_floats(blocks, form, panels)
+    layout = PanelLayout(form)
+    found = np.empty((panels, width // form.elements, layout.block_bytes), np.uint8)
+    for start in range(0, panels * COLUMNS, PACKED_ROWS):
+        rows = blocks[start : start + PACKED_ROWS]
+        whole = -(-len(rows) // COLUMNS)
+        missing = whole * COLUMNS - len(rows)
+        if missing:
+            rows = np.concatenate([rows, np.zeros((missing, rows.shape[1]), np.uint8)])
+        first = start // COLUMNS
+        _pack(rows, layout, found[first : first + whole])
+    return found.reshape(panels, -1)
+
+
+def _pack_floats(blocks: Array, form: BlockFormat, panels: int) -> Array:
+    """[panels][K][16] elements."""
+    rows = np.ascontiguousarray(blocks).view(np.dtype(f"u{form.nbytes}"))
+    count, depth = rows.shape
+    padded = np.zeros((panels * COLUMNS, depth), rows.dtype)
+    padded[:count] = rows
+    found = padded.reshape(panels, COLUMNS, depth).transpose(0, 2, 1)
+    return np.ascontiguousarray(found).view(np.uint8).reshape(panels, -1)
+
+
+def _pack(rows: Array, layout: PanelLayout, out: Array) -> None:
+    """Fills out[panels, blocks, bytes] with the panels of whole groups of rows."""
+    form = layout.form
+    assert form.split is not None
+    panels, count = out.shape[:2]
+    parts = form.split(np.ascontiguousarray(rows).reshape(-1, form.nbytes))
+    for start, part in _numbers(parts, layout):
+        numbers = part.reshape(panels, COLUMNS, count, -1).transpose(0, 2, 3, 1)
+        data = np.ascontiguousarray(numbers).view(np.uint8).reshape(panels, count, -1)
+        out[:, :, start : start + data.shape[2]] = data
+    words = np.ascontiguousarray(parts.q).view(np.uint32)
+    words = words.reshape(panels, COLUMNS, count, layout.chunks, GROUPS).transpose(0, 2, 3, 4, 1)
+    groups = np.ascontiguousarray(words)
+    place, shift = layout.chunks_at, 0
+    target = out[:, :, place:].reshape(panels, count, layout.chunks, layout.chunk_bytes)
+    at = 0
+    for bits in layout.planes:
+        fields = (groups >> np.uint32(shift)) & np.uint32(((1 << bits) - 1) * 0x01010101)
+        plane = _plane(fields, bits).view(np.uint8)
+        width = layout.plane_words(bits) * WORD_BYTES
+        target[..., at : at + width] = plane.reshape(*target.shape[:3], width)
+        at, shift = at + width, shift + bits
+
+
+def _plane(fields: Array, bits: int) -> Array:
+    """Fields [..., 8 groups, 16] of few bits as words [..., bits, 16]."""
+    if bits == 8:
+        return fields
+    each = 8 // bits
+    if bits == 4:  # groups g and g + 4
+        parts = [fields[..., :4, :], fields[..., 4:, :]]
+    elif bits == 2:  # groups 4h … 4h + 3
+        parts = [fields[..., i::4, :] for i in range(4)]
+    else:
+        parts = [fields[..., i : i + 1, :] for i in range(8)]
+    word = parts[0].copy()
+    for i in range(1, each):
+        word |= parts[i] << np.uint32(bits * i)
+    return word
+
+
+def _numbers(parts: Parts, layout: PanelLayout) -> list[tuple[int, Array]]:
+    """The place of each kind of number in a block, and the numbers [blocks, ...]."""
+    scale = parts.scale
+    if layout.scale_is_bf16:
+        scale = (scale.view(np.uint32) >> 16).astype(np.uint16)
+    found = [(0, scale)]
+    if parts.minimum is not None:
+        found.append((layout.minimum_at, parts.minimum))
+    if parts.scale_steps is not None:
+        found.append((layout.steps_at, parts.scale_steps))
+    if parts.minimum_steps is not None:
+        found.append((layout.minimum_steps_at, parts.minimum_steps))
+    return found

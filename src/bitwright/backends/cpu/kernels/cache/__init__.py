@@ -1,0 +1,1 @@
+"""Key-value caches of several sequences: writes and attention."""

@@ -1,0 +1,105 @@
+"""Key-value caches: kernels against the reference, states in place, faults."""
+
+import numpy as np
+import pytest
+from block_runs import TARGETS, kernel_runs, run_kernel
+
+import bitwright as bw
+from bitwright.errors import RunError
+from bitwright.ops.core.registry import get
+from bitwright.pipeline import compile_graph
+
+CASES = [
+    pytest.param(op, case, id=f"{op}-{number}")
+    for op in ("kv_write", "cached_attention")
+    for number, case in enumerate(get(op).samples())
+]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("op, case", CASES)
+def test_samples(op, case, target):
+    found, expected = run_kernel(op, case.inputs, case.attrs, (), target, threads=3)
+    pairs = zip(found, expected, strict=True) if isinstance(found, tuple) else [(found, expected)]
+    for one, other in pairs:
+        kernel_runs.assert_near(one, other, case.tolerance)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("window", [None, 100])
+def test_bits_of_a_row_depend_on_nothing_else(window, target):
+    rng = np.random.default_rng(0)
+    q = rng.standard_normal((19, 6, 20)).astype(np.float32)
+    k, v = (rng.standard_normal((2, 2, 400, 20)).astype(np.float16) for _ in range(2))
+    slot, position = rng.integers(0, 2, 19), rng.integers(0, 400, 19)
+    attrs = {} if window is None else {"window": window}
+    inputs = (q, k, v, slot, position)
+    whole, expected = run_kernel("cached_attention", inputs, attrs, (), target, threads=2)
+    kernel_runs.assert_near(whole, expected)
+    for rows in (1, 2, 7, 16, 17):
+        part = (q[:rows], k, v, slot[:rows], position[:rows])
+        for threads in (1, 3):
+            found, _ = run_kernel("cached_attention", part, attrs, (), target, threads=threads)
+            assert found.tobytes() == whole[:rows].tobytes(), (rows, threads)
+
+
+def cached_model(element="f16", context=40):
+    """A layer with a cache as state."""
+    b = bw.Builder("cached")
+    q, new = b.input("q", "f32[n, 4, 8]"), b.input("new", "f32[n, 2, 8]")
+    slot, position = b.input("slot", "i32[n]"), b.input("position", "i32[n]")
+    caches = [b.state(f"{x}.0", type_=f"{element}[3, 2, {context}, 8]") for x in "kv"]
+    scales = []
+    if element == "i8":
+        scales = [b.state(f"{x}.0.scale", type_=f"f32[3, 2, {context}]") for x in "kv"]
+    written, factors = [], []
+    for number, cache in enumerate(caches):
+        made = b.kv_write(cache, new, slot, position, *scales[number : number + 1])
+        after = made if isinstance(made, tuple) else (made,)
+        b.update(cache, after[0])
+        written.append(after[0])
+        if scales:
+            b.update(scales[number], after[1])
+            factors.append(after[1])
+    return b.build(y=b.cached_attention(q, *written, slot, position, *factors))
+
+
+@pytest.mark.parametrize("element, tolerance", [("f32", 1e-5), ("f16", 2e-3), ("i8", 2e-2)])
+def test_states_are_updated_in_place(element, tolerance):
+    rng = np.random.default_rng(0)
+    q, new = (rng.standard_normal((6, n, 8)).astype(np.float32) for n in (4, 2))
+    exe = compile_graph(cached_model(element), threads=2)
+    assert not list(exe.engine.fallbacks)
+    assert all("copy" not in step.kernel for step in exe.engine.schedule.steps)
+    found, arrays = [], []
+    for i in range(6):
+        feeds = {"q": q[i : i + 1], "new": new[i : i + 1]}
+        feeds |= {"slot": np.array([1], np.int32), "position": np.array([i], np.int32)}
+        found.append(exe.run(feeds)["y"][0])
+        arrays.append(exe.engine.states["k.0"])
+    assert all(array is arrays[0] for array in arrays)
+    keys = np.repeat(new, 2, axis=1)
+    scores = np.einsum("ihd,jhd->hij", q, keys) / np.sqrt(8)
+    scores = np.where(np.tri(6, dtype=bool), scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    expected = np.einsum("hij,jhd->ihd", weights, keys)
+    np.testing.assert_allclose(np.array(found), expected, atol=tolerance)
+    once = exe.run(
+        {
+            "q": q,
+            "new": new,
+            "slot": np.zeros(6, np.int32),
+            "position": np.arange(6, dtype=np.int32),
+        }
+    )["y"]
+    assert once.tobytes() == np.array(found).tobytes()
+
+
+def test_places_outside_the_cache_are_errors():
+    exe = compile_graph(cached_model(), threads=1)
+    feeds = {"q": np.zeros((1, 4, 8), np.float32), "new": np.zeros((1, 2, 8), np.float32)}
+    for slot, position in ((3, 0), (0, 40), (0, -1)):
+        places = {"slot": np.array([slot], np.int32), "position": np.array([position], np.int32)}
+        with pytest.raises(RunError, match="outside"):
+            exe.run({**feeds, **places})
