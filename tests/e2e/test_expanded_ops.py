@@ -16,7 +16,7 @@ from bitwright.ops.core.opdef import Sample
 from bitwright.ops.core.registry import get
 from bitwright.pipeline import compile_graph
 
-EXPANDED = ("einsum", "quantize", "dequantize", "dynamic_quantize")
+EXPANDED = ("einsum", "quantize", "dequantize", "dynamic_quantize", "f8_matmul")
 CASES = [(op, number) for op in EXPANDED for number in range(len(get(op).samples()))]
 
 
@@ -38,7 +38,7 @@ def test_samples(op: str, number: int) -> None:
     for name, want in run(graph, given).items():
         assert (found[name].dtype, found[name].shape) == (want.dtype, want.shape)
         have, exact = found[name].astype(np.float64), want.astype(np.float64)
-        if op == "einsum":
+        if op in ("einsum", "f8_matmul"):
             np.testing.assert_allclose(have, exact, rtol=1e-5, atol=1e-5)
         else:
             np.testing.assert_array_equal(have, exact)

@@ -4,6 +4,7 @@ These rules match ops with any operands, so a case is a graph instead of the rul
 (`test_rules`). The rules are those that a pass hands to `rewrite`.
 """
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -11,7 +12,7 @@ from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.check import verify
 from bitwright.ops.core.interpret import run
 from bitwright.ops.core.registry import get
-from bitwright.passes.lower_integer import lower_integer, lower_weights
+from bitwright.passes.lower_integer import lower_f8, lower_integer, lower_weights
 from bitwright.passes.simplify import expand_composites
 from bitwright.report.feeds import random_inputs
 from bitwright.rewrite import Trace
@@ -179,6 +180,24 @@ def sample_f16(op):
 
 
 IN_TRAINING = ("gru_train", "lstm_train", "rnn_backward", "gru_backward", "lstm_backward")
+
+
+def f8_operands(b):
+    x, scale, _ = b.dynamic_quantize(b.input("x", "f32[n, 8]"), to="f8e4m3fn", per_token=True)
+    return x, scale, b.constant(normal(8, 5).astype(ml_dtypes.float8_e4m3fn))
+
+
+def f8_product(b):
+    x, _, w = f8_operands(b)
+    return b.f8_matmul(x, w)
+
+
+def f8_matmul(b):
+    x, scale, w = f8_operands(b)
+    weight = b.dequantize(w, rng.uniform(0.1, 1, 5).astype(np.float32), axis=1)
+    return b.matmul(b.dequantize(x, scale, axis=1, block=8), weight)
+
+
 COMPOSITES = {
     **{f"{op} in f16": (sample_f16(op), 5e-3) for op in IN_TRAINING},
     **{f"{op} in f16": (recurrent_f16(op), 2e-3) for op in RNNS},
@@ -191,6 +210,7 @@ COMPOSITES = {
     "narrow cast": (lambda b: b.cast(b.input("x", "f32[n]"), to="i4"), 0),
     "batch norm of training": (batch_norm_of_training, 1e-4),
     "quantize and dequantize": (lambda b: through(b, b.input("x", "f32[n, 3]")), 0),
+    "product of float8": (f8_product, 1e-5),
     "dynamic quantize": (lambda b: list(b.dynamic_quantize(b.input("x", "f32[n, 3]"))), 1e-6),
 }
 
@@ -225,6 +245,7 @@ PASSES = {
     "lower_integer": (lower_integer, INTEGER),
     "expand_composites": (expand_composites, COMPOSITES),
     "lower_weights": (lower_weights, WEIGHTS),
+    "lower_f8": (lower_f8, {"f8 rows and columns": (f8_matmul, 1e-5)}),
 }
 
 

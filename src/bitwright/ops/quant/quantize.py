@@ -40,6 +40,8 @@ from bitwright.ops.math.cast import cast
 from bitwright.ops.quant.parameters import spread_value, sum_to_parameter
 
 FLOAT_DTYPES = (f8e4m3fn, f8e4m3fnuz, f8e5m2, f8e5m2fnuz, f4e2m1)
+DYNAMIC_FLOATS = (f8e4m3fn, f8e5m2)
+"""Float types of `dynamic_quantize`; their zero points are 0."""
 GRANULARITY = {"axis": Attr("int", None), "block": Attr("int", 0)}
 
 
@@ -205,10 +207,21 @@ def _grad_dequantize(b: Builder, node: Node, dys: list[Value | None]) -> Gradien
     return [None, ds if scale.dtype == wide else b.cast(ds, to=scale.dtype)]
 
 
+def _infer_dynamic_quantize(x: TensorType, to: DType, per_token: bool) -> tuple[TensorType, ...]:
+    if to in DYNAMIC_FLOATS:
+        expect.floating("x", x)
+        return _dynamic_results(x, to, per_token)
+    return infer_dynamic(x, to, per_token)
+
+
 def infer_dynamic(x: TensorType, to: DType, per_token: bool) -> tuple[TensorType, ...]:
     expect.floating("x", x)
     if not (to.is_integer and to.bits <= 16):
         raise InferenceError("'to' is not an integer of at most 16 bits", found=to)
+    return _dynamic_results(x, to, per_token)
+
+
+def _dynamic_results(x: TensorType, to: DType, per_token: bool) -> tuple[TensorType, ...]:
     if per_token and not x.rank:
         raise InferenceError("a scalar has no tokens", expected="rank 1 or more", found=x)
     parameters = (*x.shape[:-1], 1) if per_token else ()
@@ -217,9 +230,21 @@ def infer_dynamic(x: TensorType, to: DType, per_token: bool) -> tuple[TensorType
 
 def _dynamic_quantize(x: Array, to: DType, per_token: bool) -> tuple[Array, ...]:
     """x quantized with a scale that maps its range, extended to include 0, to all of `to`."""
+    if to in DYNAMIC_FLOATS:
+        scale = dynamic_float_scale(x, to, per_token)
+        exact = wide(x.astype(np.float32) / scale)
+        return cast(exact, to, True), scale, np.zeros(scale.shape, to.numpy)
     scale, zero_point = dynamic_parameters(x, to, per_token)
     qvalues = integer_qvalues(x.astype(np.float32), scale, zero_point, to.min, to.max)
     return narrow(qvalues, to), scale, narrow(zero_point, to)
+
+
+def dynamic_float_scale(x: Array, to: DType, per_token: bool) -> Array:
+    """The scale (as f32) that maps the largest |x| to the largest value of `to`."""
+    peak = np.abs(x.astype(np.float32)).max(
+        axis=-1 if per_token else None, keepdims=per_token, initial=0
+    )
+    return np.asarray(np.where(peak == 0, np.float32(1), peak / np.float32(to.max)))
 
 
 def dynamic_parameters(x: Array, to: DType, per_token: bool) -> tuple[Array, Array]:
@@ -278,6 +303,11 @@ def _dynamic_samples() -> list[Sample]:
         sample(draw(2, 3, 4), to="i8", per_token=True),
         sample(np.zeros((2, 3), np.float32), to="i4"),
         sample(draw(0, 3)),
+        sample(draw(3, 7, low=-9, high=5), to="f8e4m3fn", per_token=True),
+        sample(draw(2, 3, 4), to="f8e5m2"),
+        sample(np.zeros((2, 3), np.float32), to="f8e4m3fn", per_token=True),
+        sample(draw(2, 5).astype(np.float16), to="f8e4m3fn", per_token=True),
+        sample(draw(0, 3), to="f8e4m3fn", per_token=True),
     ]
 
 
@@ -316,7 +346,7 @@ OPDEFS = [
         "dynamic_quantize",
         Kind.ELEMENTWISE,
         "x",
-        infer=infer_dynamic,
+        infer=_infer_dynamic_quantize,
         reference=_dynamic_quantize,
         fixed_types=True,
         takes_prologue=True,
@@ -324,6 +354,7 @@ OPDEFS = [
         samples=_dynamic_samples,
         attrs={"to": Attr("dtype", "u8"), "per_token": Attr("bool", False)},
         doc="x quantized with a scale and zero point from its range: one for the tensor, or one "
-        "for each row of the last axis (shape [..., 1], as one block of that axis).",
+        "for each row of the last axis (shape [..., 1], as one block of that axis). For "
+        "float8 types the scale maps the largest |x| to the largest value; the zero point is 0.",
     ),
 ]

@@ -3,6 +3,7 @@
     dequantize        (q - zero_point) · scale in f32
     quantize          clip(rne(x / scale) + zero_point), NaN as the lowest value; floats are cast
     dynamic_quantize  the same with scale and zero point from the range of x
+    f8_matmul         a matmul in f32
     einsum            products of two operands at a time (`expand_einsum`)
     cast              to 4-bit or 2-bit integers: through i8
     batch_norm_*      sums over channels and elementwise ops (`expand_batch_norm`)
@@ -105,6 +106,13 @@ def _dynamic_quantize(op: Any, m: Match, x: Value) -> Any:
     to, per_token = m.root.outputs[0].dtype, m.root.attrs.get("per_token", False)
     x = _as(op, x, f32)
     axes = [x.rank - 1] if per_token else list(range(x.rank))
+    if to.is_float:
+        peak = op.reduce_max(op.abs(x), axes=axes, keepdims=per_token)
+        peak = op.maximum(peak, op.constant(0, f32))
+        largest = op.div(peak, op.constant(to.max, f32))
+        scale = op.where(op.eq(peak, op.constant(0, f32)), op.constant(1, f32), largest)
+        zeros = op.expand(op.cast(op.constant(0, f32), to=to), shape=scale.shape)
+        return op.cast(op.div(x, scale), to=to), scale, zeros
     zero, low, high = (op.constant(number, f32) for number in (0, to.min, to.max))
     top = op.maximum(op.reduce_max(x, axes=axes, keepdims=per_token), zero)
     bottom = op.minimum(op.reduce_min(x, axes=axes, keepdims=per_token), zero)
@@ -122,6 +130,10 @@ def _why_not_dynamic_quantize(m: Match) -> str | bool:
     to, per_token = m.root.outputs[0].dtype, m.root.attrs.get("per_token", False)
     has_kernel = per_token and m.x.dtype == f32 and to.name in ("i8", "u8")
     return has_kernel and "a kernel quantizes its rows"
+
+
+def _f8_matmul(op: Any, m: Match, x: Value, w: Value) -> Any:
+    return op.matmul(op.cast(x, to=f32), op.cast(w, to=f32))
 
 
 def _quotient(op: Any, x: Value, scale: Value, precision: DType | None) -> Any:
@@ -177,4 +189,5 @@ RULES = [
         _dynamic_quantize,
         _why_not_dynamic_quantize,
     ),
+    Rule("f8-matmul-in-f32", lambda op, x, w: op.f8_matmul(x, w), _f8_matmul),
 ]

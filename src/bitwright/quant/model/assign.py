@@ -13,6 +13,8 @@ UNREACHED = "no calibration batch reached it"
 ZERO_INPUT = "its input is zero on all data, so its range is unknown"
 STATIC_GAIN = 1.5
 """Decibels by which a static range must beat dynamic per-token ranges."""
+F8_STATIC_GAIN = 0.0
+"""The same in f8, where a static range has headroom for values beyond those of calibration."""
 
 
 @dataclass(frozen=True)
@@ -90,16 +92,17 @@ def _choose(point: QuantizationPoint, stats: CalibrationStats | None, recipe: Re
 def _asked(
     point: QuantizationPoint, stats: CalibrationStats, asked: set[str], recipe: Recipe
 ) -> Choice:
+    form = recipe.activation_format
     if "dynamic_per_token" in asked and point.is_rowwise:
-        activation = choose.dynamic_activation(stats, recipe.smooth)
+        activation = choose.dynamic_activation(stats, recipe.smooth, form)
         return Choice(point, "dynamic_per_token", "the recipe asks for it", activation)
     reason = "the recipe asks for it"
     if asked & {"dynamic_per_token", "dynamic_per_tensor"}:
         if "dynamic_per_token" in asked:
             reason = "a convolution window has no per-token range, so the range is per tensor"
-        activation = choose.dynamic_tensor_activation(stats, recipe.smooth)
+        activation = choose.dynamic_tensor_activation(stats, recipe.smooth, form)
         return Choice(point, "dynamic_per_tensor", reason, activation)
-    activation = choose.static_activation(stats, recipe.smooth, recipe.symmetric)
+    activation = choose.static_activation(stats, recipe.smooth, recipe.symmetric, form)
     return Choice(point, "static", reason, activation)
 
 
@@ -109,7 +112,9 @@ def _measured(point: QuantizationPoint, stats: CalibrationStats, recipe: Recipe)
     by_token = not point.products[0].is_conv
     is_first = allowed[0] == "dynamic_per_token"
     if "dynamic_per_token" in allowed and point.is_rowwise and (by_token or is_first):
-        dynamic = choose.dynamic_activation(stats, recipe.smooth)
+        dynamic = choose.dynamic_activation(stats, recipe.smooth, recipe.activation_format)
+        if is_first and recipe.activation_format:
+            return _measured_f8(point, stats, recipe, dynamic)
         if is_first:
             reason = f"{dynamic.sqnr:.1f} dB at the products"
             return Choice(point, "dynamic_per_token", reason, dynamic)
@@ -122,6 +127,22 @@ def _measured(point: QuantizationPoint, stats: CalibrationStats, recipe: Recipe)
     if "float" in allowed and static.sqnr < recipe.min_layer_sqnr_db:
         return Choice(point, "float", f"8 bits would reach only {static.sqnr:.1f} dB", static)
     return Choice(point, "static", f"{static.sqnr:.1f} dB at the products", static)
+
+
+def _measured_f8(
+    point: QuantizationPoint,
+    stats: CalibrationStats,
+    recipe: Recipe,
+    dynamic: choose.ActivationQuant,
+) -> Choice:
+    """One static scale where it is as accurate as a scale per row, which costs a pass more."""
+    if "static" in recipe.schemes_allowed:
+        static = choose.static_activation(stats, recipe.smooth, format=recipe.activation_format)
+        if static.sqnr >= dynamic.sqnr + F8_STATIC_GAIN:
+            reason = f"{static.sqnr:.1f} dB at the products; a scale per row {dynamic.sqnr:.1f}"
+            return Choice(point, "static", reason, static)
+    reason = f"{dynamic.sqnr:.1f} dB at the products"
+    return Choice(point, "dynamic_per_token", reason, dynamic)
 
 
 def fallback(
@@ -147,7 +168,8 @@ def _more_accurate(choice: Choice, stats: dict[str, CalibrationStats], recipe: R
     why = f"the outputs lost too much with {choice.scheme}"
     allows_dynamic = "dynamic_per_token" in recipe.schemes_allowed
     if choice.scheme == "static" and choice.point.has_rows and allows_dynamic:
-        activation = choose.dynamic_activation(stats[choice.point.name], recipe.smooth)
+        form = recipe.activation_format
+        activation = choose.dynamic_activation(stats[choice.point.name], recipe.smooth, form)
         if activation.error < choice.error:
             scheme = "dynamic_per_token"
             return replace(choice, scheme=scheme, activation=activation, reason=why)

@@ -124,9 +124,10 @@ def _ends(low: Array, high: Array, activation: ActivationQuant) -> tuple[float, 
 def _quantized_range(activation: ActivationQuant, margin: float = 0.0) -> tuple[float, float]:
     """The real numbers that the quantized values stand for; `margin` in steps on each side."""
     assert activation.range is not None
-    scale, zero_point = activation.range
-    first, last = -zero_point - margin, LEVELS - zero_point + margin
-    return float(scale) * first, float(scale) * last
+    (low, high), scale = activation.range.bounds, float(activation.range.scale)
+    if activation.format:
+        return low, high
+    return low - margin * scale, high + margin * scale
 
 
 def _unseen(stats: CalibrationStats, activation: ActivationQuant) -> float:
@@ -136,6 +137,8 @@ def _unseen(stats: CalibrationStats, activation: ActivationQuant) -> float:
     inverse = 1.0 if factors is None else 1 / factors
     low, high = float((some.low * inverse).min()), float((some.high * inverse).max())
     if activation.range is not None:
+        if activation.format:
+            return _beyond(list(_rows(stats, factors)), activation.range.bounds)
         if activation.range.zero_point == MIDDLE:
             low, high = -max(-low, high), max(-low, high)
         low, high = (end * activation.clip_ratio for end in (low, high))

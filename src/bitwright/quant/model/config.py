@@ -2,6 +2,7 @@
 
 bw.quantize(model, data, bw.QuantConfig(weight_dtype="int4", weight_granularity=PerGroup(32)))
 bw.quantize(model, data, bw.QuantConfig(activations="dynamic", ignore=("lm_head",)))
+bw.quantize(model, data, bw.QuantConfig(weight_dtype="f8", activations="dynamic"))
 """
 
 from __future__ import annotations
@@ -77,6 +78,10 @@ class QuantConfig:
         dtype, granularity = self.weight_dtype, self.weight_granularity
         if dtype not in WEIGHT_BITS and dtype not in FORMATS:
             _raise("weight_dtype", dtype, (*WEIGHT_BITS, *FORMATS))
+        if dtype == "f8" and self.activations == "dynamic":
+            if granularity not in (None, PerAxis(0)):
+                _raise("weight_granularity of f8 activations", granularity, ("PerAxis(0)",))
+            return {"base": "f8-dynamic"}
         if dtype in FORMATS and self.activations is not None:
             _raise(f"activations with {dtype} weights", self.activations, (None,))
         if self.activations is not None and self.activations not in _BASES:

@@ -100,7 +100,7 @@ def product_detail(
     if activation is not None and activation.range is not None:
         scale, zero_point = activation.range
         facts |= {"scale": float(scale), "zero_point": int(zero_point)}
-        facts["range"] = static_range(float(scale), int(zero_point))
+        facts["range"] = activation.range.bounds
     if made is not None:
         facts |= weight_facts(made.qvalues, made.scales)
     return LayerDetail(**facts)

@@ -185,7 +185,7 @@ def _candidates(
     size = sum(evaluate(value.tensor.count, bindings) for value in point.values)
     wider = 1 + EXTRA_BYTES_F32 * MACS_PER_BYTE * size
     if "dynamic_per_token" in recipe.schemes_allowed and point.has_rows:
-        activation = dynamic_activation(stats, recipe.smooth)
+        activation = dynamic_activation(stats, recipe.smooth, recipe.activation_format)
         left = loss * min(1.0, activation.error / max(choice.error, 1e-30))
         rows = size // max(1, len(stats.every.low))
         extra = EXTRA_BYTES_F32 * MACS_PER_BYTE * size

@@ -37,7 +37,11 @@ def static_qvalues(
     assert range_ is not None
     scale, zero = np.float32(range_.scale), np.uint8(range_.zero_point)
     name = f"{x.name}.quantized"
-    qvalues = b.quantize(_smoothed(b, x, activation, axis, alone), scale, zero, to="u8", name=name)
+    x = _smoothed(b, x, activation, axis, alone)
+    if activation.format:
+        qvalues = b.quantize(x, scale, to="f8e4m3fn", name=name)
+        return b.dequantize(qvalues, scale)  # type: ignore[no-any-return]
+    qvalues = b.quantize(x, scale, zero, to="u8", name=name)
     return b.dequantize(qvalues, scale, zero)  # type: ignore[no-any-return]
 
 
@@ -57,8 +61,11 @@ def dynamic_qvalues(
     x = _smoothed(b, x, activation, axis, alone)
     if im2col is not None:
         x = im2col(x)
-    qvalues, scale, zero = b.dynamic_quantize(x, to="u8", per_token=per_token)
+    to = "f8e4m3fn" if activation.format else "u8"
+    qvalues, scale, zero = b.dynamic_quantize(x, to=to, per_token=per_token)
     rows = {"axis": -1, "block": int(x.shape[-1])} if per_token else {}
+    if activation.format:  # without zero points
+        return b.dequantize(qvalues, scale, **rows)  # type: ignore[no-any-return]
     return b.dequantize(qvalues, scale, zero, **rows)  # type: ignore[no-any-return]
 
 

@@ -5,6 +5,8 @@
     int8-dynamic   dynamic per-token ranges
     w8, w4         weight-only
     f8             weight-only, f8e4m3fn in groups of 128
+    f8-dynamic     f8e4m3fn weights with a scale per channel; f8e4m3fn activations with a scale per
+                   row computed at run time, or one static scale where that is as accurate
     mxfp8, mxfp4   weight-only, in groups of 32 with power-of-two scales
     nvfp4          weight-only, in groups of 16 with f8 scales
 
@@ -69,6 +71,8 @@ class Recipe:
     """Weights per scale by pattern: the option `block` given as a map."""
     weight_format: str = ""
     """A float block format for weights, in place of integers."""
+    activation_format: str = ""
+    """"f8" for activations in f8e4m3fn, in place of u8; weights then have a scale per channel."""
     targets: tuple[str, ...] = KINDS
     ignore: tuple[str, ...] = ()
     schemes: Mapping[str, str] = field(default_factory=dict)
@@ -115,6 +119,11 @@ class Recipe:
         return self.consumer == "onnxruntime"
 
     @property
+    def has_blocks(self) -> bool:
+        """Whether the weight format's own block size applies."""
+        return bool(self.weight_format) and not self.activation_format
+
+    @property
     def needs_data(self) -> bool:
         """Whether the recipe needs data; weight-only with nearest rounding does not."""
         return self.schemes_allowed != ("weight_only",) or self.rounding != "nearest"
@@ -159,6 +168,14 @@ RECIPES = {
         )
         for name in ("f8", "mxfp8", "mxfp4", "nvfp4")
     },
+    "f8-dynamic": Recipe(
+        *("f8-dynamic", ("dynamic_per_token", "static", "float")),
+        weight_format="f8",
+        activation_format="f8",
+        targets=("matmul",),
+        smooth=False,
+        attention="float",
+    ),
 }
 
 
@@ -233,7 +250,8 @@ def _from_mapping(found: Mapping[str, Any]) -> Recipe:
     typed = {name: _typed(name, value) for name, value in options.items()}
     made = replace(base, **typed, **maps)
     _check(made)
-    return without_zero_points(made) if made.symmetric else made
+    is_integer = not made.activation_format  # floats have no zero points
+    return without_zero_points(made) if made.symmetric and is_integer else made
 
 
 def _numbers_by_pattern(name: str, given: Mapping[str, Any]) -> dict[str, int]:
@@ -306,6 +324,7 @@ def _check(made: Recipe) -> None:
         ("attention mode", (made.attention,), ATTENTION),
         ("consumer", (made.consumer,), CONSUMERS),
         ("weight format", (made.weight_format,), ("", *FORMATS)),
+        ("activation format", (made.activation_format,), ("", "f8")),
         ("float rounding", (made.rounding,) if made.weight_format else (), FLOAT_ROUNDINGS),
     ):
         if wrong := [v for v in values if v not in allowed]:
@@ -317,6 +336,19 @@ def _check(made: Recipe) -> None:
             "option 'min_int8_fraction' of a recipe is a fraction of all multiply-adds",
             expected="0 to 1",
             found=made.min_int8_fraction,
+        )
+    if made.activation_format and made.weight_format != made.activation_format:
+        raise BitwrightError(
+            "f8 activations need f8 weights",
+            expected='"weight_format": "f8"',
+            found=made.weight_format or "integers",
+            hint='Start from {"base": "f8-dynamic"}.',
+        )
+    if made.activation_format and made.matches_onnxruntime:
+        raise BitwrightError(
+            "ONNX Runtime has no product of float8 values whose bits bitwright reproduces",
+            expected='"consumer": "any"',
+            hint="The exported file runs there in float: it dequantizes both operands.",
         )
     bits = made.weight_bits, *made.weight_bits_of.values()
     blocks = made.block, *made.block_of.values()

@@ -189,7 +189,7 @@ def weight_format(rules: Recipe, layer: str = "") -> WeightFormat:
     bits, block = rules.widths.get(layer, (rules.weight_bits, rules.block))
     return WeightFormat(
         bits,
-        block or (FORMATS[rules.weight_format].block if rules.weight_format else 0),
+        block or (FORMATS[rules.weight_format].block if rules.has_blocks else 0),
         rules.rounding,
         rules.bias_correction,
         rules.ranges,

@@ -19,8 +19,8 @@ from bitwright.quant.calibration.statistics import Statistics
 from bitwright.quant.model.assign import UNREACHED, ZERO_INPUT, Choice, asked_schemes, why_float
 from bitwright.quant.model.points import QuantizationPoint
 from bitwright.quant.model.recipe import Recipe
-from bitwright.quant.model.weights.choose import ActivationQuant
-from bitwright.quant.model.weights.nearest import Range
+from bitwright.quant.model.weights.choose import ActivationQuant, AnyRange
+from bitwright.quant.model.weights.nearest import F8Range, Range
 from bitwright.quant.model.weights.round_scales import rounded_down
 
 
@@ -58,7 +58,7 @@ def _choose(point: QuantizationPoint, ranges: Ranges, recipe: Recipe) -> Choice:
     if asked & {"dynamic_per_token", "dynamic_per_tensor"}:
         is_per_token = "dynamic_per_token" in asked and point.is_rowwise
         scheme = "dynamic_per_token" if is_per_token else "dynamic_per_tensor"
-        activation = ActivationQuant(scheme, None, None, 0.0)
+        activation = ActivationQuant(scheme, None, None, 0.0, format=recipe.activation_format)
         return Choice(point, scheme, "the recipe asks for it", activation)
     found = [_statistics(value, point.path, ranges) for value in point.values]
     known = [one for one in found if one is not None]
@@ -70,9 +70,10 @@ def _choose(point: QuantizationPoint, ranges: Ranges, recipe: Recipe) -> Choice:
         return Choice(point, "float", ZERO_INPUT)
     low = min(float(one.minimum.min()) for one in known)
     high = max(float(one.maximum.max()) for one in known)
-    scale, zero_point = (Range.around_zero if recipe.symmetric else Range.over)(low, high)
-    range_ = Range(np.float32(rounded_down(scale)), zero_point)
-    activation = ActivationQuant("static", None, range_, 0.0)
+    over = Range.around_zero if recipe.symmetric else Range.over
+    found_range: AnyRange = (F8Range.over if recipe.activation_format else over)(low, high)
+    range_ = found_range._replace(scale=np.float32(rounded_down(found_range.scale)))
+    activation = ActivationQuant("static", None, range_, 0.0, format=recipe.activation_format)
     return Choice(point, "static", f"the range {low:.4g} to {high:.4g} of the data", activation)
 
 

@@ -17,7 +17,7 @@ from bitwright.ops.core.builder import Builder
 from bitwright.quant.core.scales import ScaleFormat
 from bitwright.quant.model.products import Product, weight_key
 from bitwright.quant.model.weights.choose import ActivationQuant
-from bitwright.quant.model.weights.nearest import weight_qvalues, weight_scales
+from bitwright.quant.model.weights.nearest import Range, weight_qvalues, weight_scales
 from bitwright.quant.model.weights.weights import QuantizedWeights
 
 MAX_BIAS = 2**30
@@ -93,7 +93,8 @@ class StoredWeights:
         total = made.correction.astype(np.float64)
         if product.bias is not None:
             total = total + product.bias.reshape(-1)
-        if activation is not None and activation.scheme == "static" and activation.range:
+        is_static = activation is not None and activation.scheme == "static"
+        if activation is not None and is_static and isinstance(activation.range, Range):
             scale = (np.float64(activation.range.scale) * made.scales).astype(np.float32)
             qvalues = np.rint(total / scale)
             if np.abs(qvalues).max(initial=0) < MAX_BIAS and (scale > 0).all():

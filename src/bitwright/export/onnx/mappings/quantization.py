@@ -16,9 +16,10 @@ from bitwright.export.onnx.forms import as_scalar, counting, reduce
 from bitwright.export.onnx.functions import call
 from bitwright.export.onnx.mapping import Ref, Scope, exports
 from bitwright.ir.dim import Dim
-from bitwright.ir.dtype import DType, f8e8m0, f32, f64, i8, i64, u8
+from bitwright.ir.dtype import DType, f8e4m3fn, f8e5m2, f8e8m0, f32, f64, i8, i64, u8
 from bitwright.ir.types import TensorType, normalize_axis
 
+FLOAT8 = (f8e4m3fn, f8e5m2)
 MAX_ZEROS = 1 << 16
 """The most zero points that are written only for their type."""
 
@@ -28,15 +29,21 @@ def write_dequantize(
     e: Scope, x: Ref, scale: Ref, zero_point: Ref | None, axis: int | None, block: int, to: Any
 ) -> Ref:
     natural = scale.element if scale.element.bits >= 16 else f32
-    if not _is_row_by_row(x, scale, axis, block) or not ((to or natural) == f32 == scale.element):
+    in_f32 = (to or natural) == f32 == scale.element
+    is_float8 = x.element in FLOAT8 and not block
+    if not in_f32 or not (is_float8 or _is_row_by_row(x, scale, axis, block)):
         return dequantize(e, x, scale, zero_point, axis, block, to or natural)
 
     def body(e: Scope, x: Ref, scale: Ref, zero_point: Ref | None = None) -> tuple[Ref, ...]:
         """Plain arithmetic: ONNX Runtime fuses a DequantizeLinear before a product as if its zero
-        point were a scalar, and then rejects the fused node."""
+        point were a scalar, and then rejects the fused node. Of float8 values it computes the
+        fused product wrongly (1.31)."""
         y = e.cast(x, f32)
-        y = y if zero_point is None else e.Sub(y, e.cast(zero_point, f32))
-        return (e.Mul(y, scale),)
+        factor = scale if block else _spread(e, scale, x, axis, 0)
+        if zero_point is not None:
+            offset = zero_point if block else _spread(e, zero_point, x, axis, 0)
+            y = e.Sub(y, e.cast(offset, f32))
+        return (e.Mul(y, factor),)
 
     given = [x, scale] if zero_point is None else [x, scale, zero_point]
     attrs = {"axis": axis, "block": block} | ({} if to is None else {"to": to})
@@ -76,6 +83,33 @@ def dequantize(
 
 
 @exports("quantize", widens=False)
+def write_quantize(
+    e: Scope,
+    x: Ref,
+    scale: Ref,
+    zero_point: Ref | None,
+    axis: int | None,
+    block: int,
+    to: DType,
+    saturate: bool,
+    precision: DType | None,
+) -> Ref:
+    given = x, scale, zero_point, axis, block, to, saturate, precision
+    source = None if e.node is None else next(e.node.operands).node.op
+    is_plain = zero_point is None and not block and precision is None and saturate
+    is_clipped = source in ("relu", "clip") and x.element == scale.element == f32
+    if to not in FLOAT8 or not (is_plain and is_clipped):
+        return quantize(e, *given)
+
+    def body(e: Scope, x: Ref, scale: Ref) -> tuple[Ref, ...]:
+        """Plain arithmetic: ONNX Runtime 1.31 drops a Relu before a QuantizeLinear to float8."""
+        exact = e.Div(x, _spread(e, scale, x, axis, 0))
+        return (e.cast(e.Clip(exact, e.scalar(to.min, x), e.scalar(to.max, x)), to),)
+
+    attrs = {"axis": axis, "block": block, "to": to}
+    return call(e, "quantize", [x, scale], attrs, body)[0]
+
+
 def quantize(
     e: Scope,
     x: Ref,
@@ -205,6 +239,8 @@ def dynamic_quantize(e: Scope, x: Ref, to: DType, per_token: bool) -> tuple[Ref,
         x = e.cast(x, f32)
         assert e.node is not None
         axes = [-1] if per_token else list(range(next(e.node.operands).rank))
+        if to.is_float:
+            return _dynamic_float(e, x, reduce(e, "ReduceMax", e.Abs(x), axes, per_token), to)
         zero, low, high = e.scalar(0, x), e.scalar(to.min, x), e.scalar(to.max, x)
         top = e.Max(reduce(e, "ReduceMax", x, axes, per_token), zero)
         bottom = e.Min(reduce(e, "ReduceMin", x, axes, per_token), zero)
@@ -216,3 +252,11 @@ def dynamic_quantize(e: Scope, x: Ref, to: DType, per_token: bool) -> tuple[Ref,
         return e.cast(qvalues, to), scale, e.cast(offset, to)
 
     return call(e, "dynamic_quantize", [x], attrs, body)
+
+
+def _dynamic_float(e: Scope, x: Ref, peak: Ref, to: DType) -> tuple[Ref, ...]:
+    """x in float8, the scale that maps the largest |x| to the largest value, and zeros."""
+    zero = e.scalar(0, x)
+    peak = e.Max(peak, zero)
+    scale = e.Where(e.Equal(peak, zero), e.scalar(1, x), e.Div(peak, e.scalar(to.max, x)))
+    return e.cast(e.Div(x, scale), to), scale, e.cast(e.Sub(scale, scale), to)

@@ -21,7 +21,6 @@ from bitwright.ir.graph import Graph, Node, Value, constant_value
 from bitwright.quant.model.assign import Choice
 from bitwright.quant.model.products import Product
 from bitwright.quant.model.weights.choose import ActivationQuant
-from bitwright.quant.model.weights.nearest import LEVELS
 
 
 def use_power_of_two_scales(graph: Graph, choices: list[Choice]) -> list[Choice]:
@@ -80,9 +79,8 @@ def _are_no_ops(clips: list[Node], activation: ActivationQuant) -> bool:
     factors = activation.factors
     if activation.range is None or (clips and factors is not None and np.ptp(factors) > 0):
         return False
-    scale, zero = activation.range
-    unit = np.float64(scale) * (1.0 if factors is None else factors[0])
-    lowest, highest = -zero * unit, (LEVELS - zero) * unit
+    factor = 1.0 if factors is None else factors[0]
+    lowest, highest = (end * factor for end in activation.range.bounds)
     for clip in clips:
         _, low, high = (*clip.inputs, None, None)[:3]
         lows, highs = (None if v is None else constant_value(v) for v in (low, high))

@@ -23,10 +23,11 @@ from bitwright.quant.calibration.stats import CalibrationStats
 from bitwright.quant.model.points import QuantizationPoint
 from bitwright.quant.model.products import Product
 from bitwright.quant.model.weights import nearest
-from bitwright.quant.model.weights.nearest import Range
+from bitwright.quant.model.weights.nearest import F8Range, Range
 from bitwright.quant.model.weights.round_scales import nearest_power, rounded, rounded_down
 
-MakeRange = Callable[[float, float], Range]
+AnyRange = Range | F8Range
+MakeRange = Callable[[float, float], AnyRange]
 ALPHAS = (0.0, 0.5, 1.0)
 DYNAMIC_ALPHAS = (0.0, 0.5)
 CLIP_RATIOS = (0.75, 1.25)
@@ -43,11 +44,13 @@ class ActivationQuant:
     scheme: str
     factors: Array | None
     """SmoothQuant factors per channel, or None."""
-    range: Range | None
+    range: AnyRange | None
     error: float
     """Mean squared error of the products' results, relative to their mean square."""
     smoothquant_alpha: float = 0.0
     clip_ratio: float = 1.0
+    format: str = ""
+    """"f8" for f8e4m3fn, in place of u8."""
 
     @property
     def sqnr(self) -> float:
@@ -64,39 +67,44 @@ class ActivationQuant:
         """The same quantized values with a power-of-two scale; the factors absorb the rest."""
         if self.range is None:
             return self
-        scale, zero_point = self.range
+        scale = self.range.scale
         power = nearest_power(scale)
         factors = np.ones(channels) if self.factors is None else self.factors
         inverse = rounded(power / (factors * np.float64(scale)))
-        return replace(
-            self, factors=(1 / inverse).astype(np.float32), range=Range(power, zero_point)
-        )
+        range_ = self.range._replace(scale=power)
+        return replace(self, factors=(1 / inverse).astype(np.float32), range=range_)
 
     def round_trip(self, rows: Array, factors: Array | None) -> Array:
         """Quantize and dequantize rows [rows, groups, terms] / `factors` [groups, terms]."""
         x = rows if factors is None else rows / factors
-        return nearest.rows_round_trip(x) if self.range is None else self.range.round_trip(x)
+        if self.range is not None:
+            return self.range.round_trip(x)
+        return nearest.f8_rows_round_trip(x) if self.format else nearest.rows_round_trip(x)
 
 
 def static_activation(
-    stats: CalibrationStats, smooth: bool = True, symmetric: bool = False
+    stats: CalibrationStats, smooth: bool = True, symmetric: bool = False, format: str = ""
 ) -> ActivationQuant:
     """The best static quantization; `symmetric` centers the range at 0."""
-    make = Range.around_zero if symmetric else Range.over
     scores = Scores(stats)
+    if format:  # a float range has headroom, and clipping gains nothing
+        return replace(_whole_range(scores, smooth, F8Range.over), format=format)
+    make = Range.around_zero if symmetric else Range.over
     best = _whole_range(scores, smooth, make)
     for clip_ratio in CLIP_RATIOS:
         best = _better(best, scores, best.smoothquant_alpha, clip_ratio, make)
     return best
 
 
-def dynamic_tensor_activation(stats: CalibrationStats, smooth: bool = True) -> ActivationQuant:
+def dynamic_tensor_activation(
+    stats: CalibrationStats, smooth: bool = True, format: str = ""
+) -> ActivationQuant:
     """The best dynamic per-tensor quantization.
 
     It is scored with the range over all batches, an upper bound of each tensor's range.
     """
-    best = _whole_range(Scores(stats), smooth, Range.over)
-    return replace(best, scheme="dynamic_per_tensor")
+    best = _whole_range(Scores(stats), smooth, F8Range.over if format else Range.over)
+    return replace(best, scheme="dynamic_per_tensor", format=format)
 
 
 def _whole_range(scores: Scores, smooth: bool, make: MakeRange) -> ActivationQuant:
@@ -123,12 +131,15 @@ def _better(
     return replace(final, error=error)
 
 
-def dynamic_activation(stats: CalibrationStats, smooth: bool = True) -> ActivationQuant:
+def dynamic_activation(
+    stats: CalibrationStats, smooth: bool = True, format: str = ""
+) -> ActivationQuant:
     """The best dynamic per-token quantization."""
     best: ActivationQuant | None = None
     scores = Scores(stats)
     for alpha in DYNAMIC_ALPHAS if smooth else DYNAMIC_ALPHAS[:1]:
-        activation = _activation("dynamic_per_token", stats, stats.every, alpha, 1.0)
+        made = _activation("dynamic_per_token", stats, stats.every, alpha, 1.0)
+        activation = replace(made, format=format)
         error = scores.error(activation)
         if best is None or error < REQUIRED_GAIN * best.error:
             best = replace(activation, error=error)
@@ -145,13 +156,13 @@ def _activation(
     make: MakeRange = Range.over,
 ) -> ActivationQuant:
     factors = smoothing_factors(seen.peaks, stats.point, alpha)
-    range_ = None
+    range_: AnyRange | None = None
     if scheme == "static":
         low, high = seen.low, seen.high
         if factors is not None:
             low, high = low / factors, high / factors
-        scale, zero_point = make(float(low.min()) * clip_ratio, float(high.max()) * clip_ratio)
-        range_ = Range(np.float32(rounded_down(scale)), zero_point)
+        found = make(float(low.min()) * clip_ratio, float(high.max()) * clip_ratio)
+        range_ = found._replace(scale=np.float32(rounded_down(found.scale)))
     return ActivationQuant(scheme, factors, range_, 0.0, alpha, clip_ratio)
 
 
@@ -182,7 +193,7 @@ class Scores:
     def __init__(self, stats: CalibrationStats) -> None:
         self.stats = stats
         self._exact: dict[str, tuple[Array, float]] = {}
-        self._weights: dict[tuple[str, float], Array] = {}
+        self._weights: dict[tuple[str, float, bool], Array] = {}
 
     def error(self, activation: ActivationQuant) -> float:
         """Mean squared error of the products' results over their mean square."""
@@ -194,7 +205,8 @@ class Scores:
             if id(sample) not in inputs:
                 inputs[id(sample)] = activation.round_trip(sample.scored, factors)
             exact, power = self._exact_of(product)
-            weights = self._weights_of(product, activation.smoothquant_alpha, factors)
+            is_f8 = bool(activation.format) or isinstance(activation.range, F8Range)
+            weights = self._weights_of(product, activation.smoothquant_alpha, factors, is_f8)
             error = times(inputs[id(sample)], weights)
             error -= exact
             error -= error.mean(axis=1, keepdims=True)
@@ -208,14 +220,19 @@ class Scores:
             self._exact[product.name] = exact, float(np.vdot(exact, exact))
         return self._exact[product.name]
 
-    def _weights_of(self, product: Product, alpha: float, factors: Array | None) -> Array:
+    def _weights_of(
+        self, product: Product, alpha: float, factors: Array | None, is_f8: bool
+    ) -> Array:
         """The weights after quantize and dequantize."""
-        key = product.name, alpha
+        key = product.name, alpha, is_f8
         if key not in self._weights:
             matrix = product.some_columns
             scaled = matrix if factors is None else matrix * factors[:, None, :]
-            scales = nearest.weight_scales(scaled)
-            self._weights[key] = nearest.weight_qvalues(scaled, scales) * scales
+            if is_f8:
+                self._weights[key] = nearest.f8_weights_round_trip(scaled)
+            else:
+                scales = nearest.weight_scales(scaled)
+                self._weights[key] = nearest.weight_qvalues(scaled, scales) * scales
         return self._weights[key]
 
 
