@@ -7,6 +7,7 @@ from typing import Any
 
 from bitwright.errors import ImportModelError
 from bitwright.frontend import onnx, torch
+from bitwright.frontend.language.source import is_language_model, read_source
 from bitwright.frontend.unsupported_formats import refuse_unsupported_formats
 from bitwright.ir import Graph, container
 from bitwright.ir.parser import parse
@@ -16,7 +17,9 @@ from bitwright.ops.core.check import verify
 def load(model: Any) -> Graph:
     """A graph from a path (.onnx, .bw, .txt), the bytes of an ONNX file, or a ModelProto.
 
-    A quantized model gives the graph that it has; a program of `torch.export` is imported.
+    A quantized model gives the graph that it has; a program of `torch.export` is imported. A
+    language model (a GGUF file, or a Hugging Face folder) gives the graph that
+    `bitwright.frontend.language` describes, with a cache for one sequence.
     """
     return load_with_files(model)[0]
 
@@ -33,6 +36,8 @@ def load_with_files(model: Any) -> tuple[Graph, tuple[Path, ...]]:
     if not isinstance(model, (str, Path)):
         return onnx.load_with_files(model)
     path = Path(model)
+    if is_language_model(path):
+        return verify(read_source(path).graph()), _files(path)
     try:
         if path.exists() and not path.is_file():  # opening a pipe would block
             raise ImportModelError(f"cannot read {path}: it is not a regular file")
@@ -47,6 +52,11 @@ def load_with_files(model: Any) -> tuple[Graph, tuple[Path, ...]]:
         return verify(parse(_text(path))), ()
     refuse_unsupported_formats(path, start)
     return onnx.load_with_files(path)
+
+
+def _files(path: Path) -> tuple[Path, ...]:
+    """The files of a folder that hold its weights."""
+    return tuple(sorted(path.glob("*.safetensors"))) if path.is_dir() else ()
 
 
 def _text(path: Path) -> str:

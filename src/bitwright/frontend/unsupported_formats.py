@@ -13,7 +13,7 @@ from bitwright.errors import ImportModelError
 
 _TRACE = "graph = bw.from_torch(module, (x,))"
 _WEIGHTS = f"Build the module in Python, load its weights, and trace it: {_TRACE}."
-_ZIP, _PICKLE, _HDF5, _GGUF = b"PK\x03\x04", b"\x80", b"\x89HDF", b"GGUF"
+_ZIP, _PICKLE, _HDF5 = b"PK\x03\x04", b"\x80", b"\x89HDF"
 
 
 def refuse_unsupported_formats(path: Path, start: bytes) -> None:
@@ -24,8 +24,6 @@ def refuse_unsupported_formats(path: Path, start: bytes) -> None:
         what, hint = "a pickle, as older versions of PyTorch write", _WEIGHTS
     elif path.suffix == ".safetensors":
         what, hint = "weights without a graph", f"{_WEIGHTS} bw.load_parameters fills a graph."
-    elif start.startswith(_GGUF):
-        what, hint = "weights of a language model without a graph", "Export the model to ONNX."
     elif start.startswith(_HDF5):
         what, hint = "an HDF5 file, as Keras writes", "Export the model to ONNX, with tf2onnx."
     elif start[4:8] == b"TFL3":

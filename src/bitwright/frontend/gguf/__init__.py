@@ -1,0 +1,1 @@
+"""GGUF files: metadata and tensors, as llama.cpp stores them."""

@@ -1,0 +1,1 @@
+"""Language models: architectures as declarations, and their graphs."""

@@ -1,0 +1,116 @@
+"""The weights of a model as operands of its graph.
+
+Matrices stay as the file stores them: the bytes of their rows, in any block format, are the
+operand of `block_matmul`. Vectors (norms, biases) become f32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from bitwright.errors import ImportModelError, UnsupportedError
+from bitwright.frontend.language.stored import StoredTensor
+from bitwright.ir.graph import Value
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.quant.block_formats import FORMATS, format_named
+
+Array = np.ndarray[Any, Any]
+
+
+class Weights:
+    """Makes parameters of stored tensors, each once, and checks their shapes."""
+
+    def __init__(
+        self, b: Builder, tensors: Mapping[str, StoredTensor], where: str, exact: bool
+    ) -> None:
+        self.b, self.tensors, self.where, self.exact = b, tensors, where, exact
+        self._made: dict[str, Value] = {}
+        self.inputs: dict[str, Value] = {}
+        """What each matrix is multiplied by."""
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.tensors
+
+    def get(self, name: str, *shape: int) -> StoredTensor:
+        """A stored tensor of this shape; an error names it if the file has none."""
+        tensor = self.tensors.get(name)
+        if tensor is None:
+            raise ImportModelError(f"the model has no tensor {name!r}", where=self.where)
+        if tensor.shape != shape:
+            raise ImportModelError(
+                f"tensor {name!r} has another shape than the configuration says",
+                where=self.where,
+                expected=list(shape),
+                found=list(tensor.shape),
+            )
+        return tensor
+
+    def vector(self, name: str, *shape: int) -> Value:
+        """A small tensor as f32."""
+        return self._parameter(name, lambda: dequantized(self.get(name, *shape)))
+
+    def blocks(self, name: str, *shape: int) -> tuple[Value, str]:
+        """The bytes of a matrix's rows, and their format."""
+        tensor = self.get(name, *shape)
+        require_format(tensor, self.where)
+        return self._parameter(name, lambda: row_bytes(tensor)), tensor.format
+
+    def linear(self, x: Value, name: str, outputs: int, inputs: int) -> Value:
+        """x[n, inputs] times the matrix [outputs, inputs], plus its bias if there is one."""
+        blocks, kind = self.blocks(f"{name}.weight", outputs, inputs)
+        self.inputs[f"{name}.weight"] = x
+        bias = self.vector(f"{name}.bias", outputs) if f"{name}.bias" in self else None
+        y: Value = self.b.block_matmul(x, blocks, bias, format=kind, exact=self.exact)
+        return y
+
+    def rows(self, tokens: Value, name: str, count: int, width: int) -> Value:
+        """Rows of a table as f32."""
+        blocks, kind = self.blocks(name, count, width)
+        found: Value = self.b.block_gather(blocks, tokens, format=kind)
+        return found
+
+    def rms_norm(self, x: Value, name: str, size: int, eps: float) -> Value:
+        y: Value = self.b.rms_norm(x, self.vector(f"{name}.weight", size), axis=-1, eps=eps)
+        return y
+
+    def layer_norm(self, x: Value, name: str, size: int, eps: float) -> Value:
+        scale, bias = (self.vector(f"{name}.{kind}", size) for kind in ("weight", "bias"))
+        y: Value = self.b.layer_norm(x, scale, bias, axis=-1, eps=eps)
+        return y
+
+    def _parameter(self, name: str, make: Any) -> Value:
+        if name not in self._made:
+            self._made[name] = self.b.parameter(name, make(), trainable=False)
+        return self._made[name]
+
+    def unused(self) -> list[str]:
+        return sorted(set(self.tensors) - set(self._made))
+
+
+def require_format(tensor: StoredTensor, where: str) -> None:
+    """Raise if no kernel reads the tensor's format."""
+    if tensor.format not in FORMATS:
+        raise UnsupportedError(
+            f"tensor {tensor.name!r} has the format {tensor.format}, which is not supported",
+            where=where,
+            expected=", ".join(FORMATS),
+            hint="Convert the file with llama.cpp's llama-quantize.",
+        )
+
+
+def row_bytes(tensor: StoredTensor) -> Array:
+    """The bytes of a tensor's rows, u8[..., bytes], without a copy."""
+    if not tensor.is_plain:
+        return tensor.data
+    data = np.ascontiguousarray(tensor.data)
+    return data.view(np.uint8).reshape(*data.shape[:-1], -1)
+
+
+def dequantized(tensor: StoredTensor) -> Array:
+    """The values of a tensor as f32."""
+    if tensor.is_plain:
+        return np.asarray(tensor.data, np.float32)
+    return format_named(tensor.format).dequantize(tensor.data).reshape(tensor.shape)

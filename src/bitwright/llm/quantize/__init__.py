@@ -1,0 +1,1 @@
+"""Quantization of language models, layer by layer, into the block formats of GGUF."""
