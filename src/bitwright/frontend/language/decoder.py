@@ -62,8 +62,9 @@ def decoder_graph(
         )
     b = Builder(config.name or config.architecture)
     weights = Weights(b, tensors, where, exact)
-    decoder = _Decoder(b, config, weights, cache)
-    tokens, rows = b.input("tokens", "i32[n]"), b.input("rows", "i32[m]")
+    tokens, *places = (b.input(name, "i32[n]") for name in ("tokens", "slot", "position"))
+    rows = b.input("rows", "i32[m]")
+    decoder = _Decoder(b, config, weights, cache, *places)
     x = weights.rows(tokens, "token_embd.weight", config.vocab, config.width)
     if config.embedding_scale != 1:
         x = b.mul(x, np.float32(config.embedding_scale))
@@ -94,7 +95,8 @@ def layer_graph(
     b = Builder(f"{config.name or config.architecture}.{layer}")
     weights = Weights(b, tensors, where, exact=True)
     x = b.input("x", TensorType(DTYPES["f32"], (symbol("n"), config.width)))
-    decoder = _Decoder(b, config, weights, CacheShape(1, context, "f32"))
+    places = [b.input(name, "i32[n]") for name in ("slot", "position")]
+    decoder = _Decoder(b, config, weights, CacheShape(1, context, "f32"), *places)
     b.output("y", decoder.layer(x, layer))
     outputs: dict[Value, str] = {}
     for value in weights.inputs.values():
@@ -106,10 +108,16 @@ def layer_graph(
 
 class _Decoder:
     def __init__(
-        self, b: Builder, config: ModelConfig, weights: Weights, cache: CacheShape
+        self,
+        b: Builder,
+        config: ModelConfig,
+        weights: Weights,
+        cache: CacheShape,
+        slot: Value,
+        position: Value,
     ) -> None:
         self.b, self.config, self.weights, self.cache = b, config, weights, cache
-        self.slot, self.position = (b.input(name, "i32[n]") for name in ("slot", "position"))
+        self.slot, self.position = slot, position
         self.angles = [
             tuple(
                 b.constant(table, name=f"{kind}.{number}")
