@@ -47,12 +47,12 @@ class Guarded(Memory):
         return room[start : start + nbytes]
 
     def raw(self, buffer):
-        if buffer not in self._given:
+        if buffer not in self.given:
             made = self.allocate(byte_size(buffer, self.bindings))
             if buffer.storage is Storage.CONSTANT:
                 made[:] = buffer.array.reshape(-1).view(np.uint8)
-            self._given[buffer] = made
-        return self._given[buffer]
+            self.given[buffer] = made
+        return self.given[buffer]
 
     def enter(self, buffer, array):
         made = self.allocate(array.nbytes)

@@ -67,17 +67,30 @@ class Memory:
 
     def __init__(self, bindings: dict[str, int]) -> None:
         self.bindings = bindings
-        self._given: dict[Buffer, Array] = {}
+        self.given: dict[Buffer, Array] = {}
+        """The arrays that are set for each run."""
+        self.states_token: object = None
+        """Identifies the arrays of states (`runtime.states`)."""
+        self.small: dict[Buffer, Array] = {}
+        """Copies of small inputs, which stay at their place from run to run."""
 
     def give(self, buffer: Buffer, array: Array) -> None:
         """Set the array of a buffer for the next run."""
-        self._given[buffer] = array
+        self.given[buffer] = array
+
+    def give_small(self, buffer: Buffer, array: Array) -> None:
+        """`give` for an input that is copied, so that its address stays."""
+        copy = self.small.get(buffer)
+        if copy is None or copy.dtype != array.dtype or copy.shape != array.shape:
+            copy = self.small[buffer] = np.empty(array.shape, array.dtype)
+        copy[...] = array
+        self.given[buffer] = copy
 
     def raw(self, buffer: Buffer) -> Array:
         """The array of a buffer, of any shape."""
         if buffer.storage is Storage.CONSTANT and buffer.array is not None:
             return buffer.array
-        return self._given[buffer]
+        return self.given[buffer]
 
     def array(self, view: View) -> Array:
         """A view as a numpy array, without a copy."""
@@ -122,6 +135,6 @@ class DynamicMemory(Memory):
     """A separate array for each arena buffer, allocated on first use."""
 
     def raw(self, buffer: Buffer) -> Array:
-        if buffer.storage is Storage.ARENA and buffer not in self._given:
-            self._given[buffer] = allocate(byte_size(buffer, self.bindings))
+        if buffer.storage is Storage.ARENA and buffer not in self.given:
+            self.given[buffer] = allocate(byte_size(buffer, self.bindings))
         return super().raw(buffer)

@@ -28,6 +28,7 @@ from bitwright.backends.cpu.runtime.plans import (
 )
 from bitwright.backends.cpu.runtime.pool import shared_pool
 from bitwright.backends.cpu.runtime.run_lock import RunLock
+from bitwright.backends.cpu.runtime.states import States, token_of
 from bitwright.backends.cpu.runtime.steps import KernelSegment, StepTable
 from bitwright.backends.outputs import check_out, disjoint_from
 from bitwright.errors import BitwrightError, NonFiniteError, RunError
@@ -45,6 +46,10 @@ if TYPE_CHECKING:
     from bitwright.ops.core.interpret import Observer
 
 Array = np.ndarray[Any, Any]
+
+
+SMALL = 1 << 10
+"""Inputs of at most this many bytes are copied, which is faster than new addresses in all steps."""
 
 
 class Program:
@@ -67,9 +72,11 @@ class Program:
             for b in self.schedule.buffers
             if b.storage is Storage.STATE and b is not self._fault_buffer
         ]
-        self.states: dict[str, Array] = {}
+        self.states: dict[str, Array] = States()
         self.observe: Observer | None = None
         """Receives the values inside bodies; the interpreter then runs the bodies."""
+        self._shown = {view.buffer for view in self.schedule.outputs.values()}
+        """Buffers of outputs; one of them may be that of an input."""
         self._is_planned = artifact.is_planned
         self._has_only_buffers = len(self.schedule.outputs) == len(graph.outputs)
         self._bodies = {
@@ -266,23 +273,29 @@ class Program:
 
     def _set_inputs(self, memory: Memory, given: Sequence[Any]) -> None:
         for array, buffer in zip(given, self._input_buffers, strict=True):
-            if buffer is not None:
+            if buffer is None:
+                continue
+            if array.nbytes <= SMALL and buffer not in self._shown:
+                memory.give_small(buffer, array)
+            else:
                 memory.give(buffer, np.ascontiguousarray(array))
-        for buffer in self._state_buffers:
-            memory.give(buffer, self._state(buffer, memory))
+        token = token_of(self.states)
+        if memory.states_token is not token:
+            for buffer in self._state_buffers:
+                state = self.states.get(buffer.name)
+                memory.give(buffer, self._new_state(buffer, memory) if state is None else state)
+            memory.states_token = token_of(self.states)
         memory.give(self._fault_buffer, self._fault)
 
-    def _state(self, buffer: Buffer, memory: Memory) -> Array:
-        if buffer.name not in self.states:
-            value = self.graph.values[buffer.name]
-            initial = value.node.attrs.get("value")
-            shape = value.tensor.concrete(memory.bindings)
-            require_room(shape, buffer.dtype.numpy.itemsize, f"state {buffer.name!r}")
-            array = new_zeros(shape, buffer.dtype.numpy)
-            if initial is not None:
-                array[...] = initial
-            self.states[buffer.name] = array
-        return self.states[buffer.name]
+    def _new_state(self, buffer: Buffer, memory: Memory) -> Array:
+        value = self.graph.values[buffer.name]
+        initial = value.node.attrs.get("value")
+        shape = value.tensor.concrete(memory.bindings)
+        require_room(shape, buffer.dtype.numpy.itemsize, f"state {buffer.name!r}")
+        array = self.states[buffer.name] = new_zeros(shape, buffer.dtype.numpy)
+        if initial is not None:
+            array[...] = initial
+        return array
 
     def _set_outputs(self, run: PreparedRun, out: Mapping[str, Array]) -> dict[str, Any]:
         """Arrays for the outputs, set as their buffers."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,17 @@ _BITS = (1 << 64) - 1
 _STATIC = (Storage.ARENA, Storage.CONSTANT)
 """Storage whose addresses do not change between runs."""
 Range = tuple[int, int]
+
+
+@dataclass(eq=False)
+class PerRun:
+    """The slots of one buffer whose array belongs to a run."""
+
+    buffer: Buffer
+    positions: Array
+    offsets: Array
+    last: Array | None = None
+    """The array of the last run."""
 
 
 class KernelSegment:
@@ -138,9 +150,17 @@ class StepTable:
         self.slots[position] = bits[size]
         position, buffer, offset, element = segment.placed
         self.slots[position] = starts[buffer] + bits[offset] * element.astype(np.uint64)
-        self._per_run: dict[Buffer, list[tuple[int, int]]] = {}
+        places: dict[Buffer, list[tuple[int, int]]] = {}
         for at, per_run, number, nbytes in segment.per_run:
-            self._per_run.setdefault(per_run, []).append((at, values[number] * nbytes))
+            places.setdefault(per_run, []).append((at, values[number] * nbytes & _BITS))
+        self._per_run: list[PerRun] = []
+        """Inputs and outputs: positions of their slots, and offsets."""
+        self._states: list[PerRun] = []
+        for given, found in places.items():
+            where = np.array(found, np.uint64).reshape(-1, 2).T.copy()
+            kind = self._states if given.storage is Storage.STATE else self._per_run
+            kind.append(PerRun(given, where[0].astype(np.intp), where[1]))
+        self._token: object = None
         table = segment.rows.copy()
         table[:, 1] += np.uint64(address_of(self.slots))
         table[:, 2] = _flags(segment, ranges, _alone(segment, values, small))
@@ -150,12 +170,19 @@ class StepTable:
         """Whether one thread runs all steps."""
 
     def set_addresses(self) -> None:
-        """Set the addresses of inputs, outputs and states for the next run."""
-        slots, raw = self.slots, self.memory.raw
-        for buffer, places in self._per_run.items():
-            address = address_of(raw(buffer))
-            for position, offset in places:
-                slots[position] = address + offset
+        """Set the addresses of inputs, outputs and states for the next run, where they changed."""
+        given = self.memory.given
+        self._set(self._per_run, given)
+        if self._token is not self.memory.states_token or self._token is None:
+            self._set(self._states, given)
+            self._token = self.memory.states_token
+
+    def _set(self, places: Sequence[PerRun], given: Mapping[Buffer, Array]) -> None:
+        for place in places:
+            array = given[place.buffer]
+            if array is not place.last:
+                self.slots[place.positions] = place.offsets + np.uint64(address_of(array))
+                place.last = array
 
 
 def _alone(segment: KernelSegment, values: Sequence[int], small: int) -> list[int]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from bitwright.backends.cpu.kernels.blocks import quantize
 from bitwright.backends.cpu.kernels.blocks.gather import emit_block_gather
-from bitwright.backends.cpu.kernels.blocks.panels import COLUMNS, pack_panels
+from bitwright.backends.cpu.kernels.blocks.panels import COLUMNS, PanelMemory, pack_panels
 from bitwright.backends.cpu.kernels.blocks.product import (
     BlockProduct,
     emit_block_product,
@@ -104,7 +104,8 @@ def _panels(ctx: Lowering, blocks: Value, form: BlockFormat) -> View:
     key = id(array), form.name
     known: dict[Any, View] = ctx.__dict__.setdefault("block_panels", {})
     if key not in known:
-        known[key] = ctx.constant(pack_panels(array, form), f"{blocks.name}.panels")
+        memory = ctx.__dict__.setdefault("panel_memory", PanelMemory())
+        known[key] = ctx.constant(pack_panels(array, form, memory), f"{blocks.name}.panels")
     return known[key]
 
 

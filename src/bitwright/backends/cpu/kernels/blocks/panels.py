@@ -12,6 +12,7 @@ Values of 3, 5 and 6 bits are split between two planes. Nothing is rounded again
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,8 @@ Array = np.ndarray[Any, Any]
 COLUMNS = 16
 GROUPS = RUN // 4
 WORD_BYTES = 4 * COLUMNS
+PIECE_BYTES = 16 << 20
+_ALIGN = 64
 PACKED_ROWS = 1 << 11
 """Rows that are packed at a time, which bounds temporary memory."""
 
@@ -85,17 +88,55 @@ class PanelLayout:
         return GROUPS * bits // 8
 
 
-def pack_panels(blocks: Array, form: BlockFormat) -> Array:
-    """Panels u8[..., panels, bytes] of rows of blocks u8[..., N, bytes]; missing columns are 0."""
-    if blocks.ndim > 2:
-        return np.stack([pack_panels(part, form) for part in blocks])
-    count = len(blocks)
-    panels = -(-count // COLUMNS)
-    width = blocks.shape[1] // form.nbytes * form.elements
+class PanelMemory:
+    """Memory for panels in pieces of many megabytes, which the system maps with large pages."""
+
+    def __init__(self) -> None:
+        self._free = np.empty(0, np.uint8)
+
+    def take(self, nbytes: int) -> Array:
+        """Room for `nbytes`, 64-byte aligned."""
+        needed = -(-nbytes // _ALIGN) * _ALIGN
+        if needed > PIECE_BYTES:
+            return self._piece(needed)[:nbytes]
+        if needed > len(self._free):
+            self._free = self._piece(PIECE_BYTES)
+        found, self._free = self._free[:nbytes], self._free[needed:]
+        return found
+
+    @staticmethod
+    def _piece(nbytes: int) -> Array:
+        room = np.empty(nbytes + _ALIGN, np.uint8)
+        start = -room.ctypes.data % _ALIGN
+        return room[start : start + nbytes]
+
+
+def panel_bytes(form: BlockFormat, depth: int) -> int:
+    """The bytes of a panel of rows with `depth` elements."""
     if form.is_float:
-        return _pack_floats(blocks, form, panels)
-    layout = PanelLayout(form)
-    found = np.empty((panels, width // form.elements, layout.block_bytes), np.uint8)
+        return depth * COLUMNS * form.nbytes
+    return depth // form.elements * PanelLayout(form).block_bytes
+
+
+def pack_panels(blocks: Array, form: BlockFormat, memory: PanelMemory | None = None) -> Array:
+    """Panels u8[..., panels, bytes] of rows of blocks u8[..., N, bytes]; missing columns are 0."""
+    *outer, count, width = blocks.shape
+    depth = width // form.nbytes * form.elements
+    shape = (*outer, -(-count // COLUMNS), panel_bytes(form, depth))
+    room = (memory or PanelMemory()).take(math.prod(shape))
+    found = room.reshape(-1, *shape[-2:])
+    for part, target in zip(blocks.reshape(-1, count, width), found, strict=True):
+        if form.is_float:
+            _pack_floats(part, form, target)
+        else:
+            _pack_blocks(part, form, target)
+    return room.reshape(shape)
+
+
+def _pack_blocks(blocks: Array, form: BlockFormat, out: Array) -> None:
+    """Fills out[panels, bytes], some rows at a time."""
+    layout, panels = PanelLayout(form), len(out)
+    found = out.reshape(panels, -1, layout.block_bytes)
     for start in range(0, panels * COLUMNS, PACKED_ROWS):
         rows = blocks[start : start + PACKED_ROWS]
         whole = -(-len(rows) // COLUMNS)
@@ -104,17 +145,18 @@ def pack_panels(blocks: Array, form: BlockFormat) -> Array:
             rows = np.concatenate([rows, np.zeros((missing, rows.shape[1]), np.uint8)])
         first = start // COLUMNS
         _pack(rows, layout, found[first : first + whole])
-    return found.reshape(panels, -1)
 
 
-def _pack_floats(blocks: Array, form: BlockFormat, panels: int) -> Array:
-    """[panels][K][16] elements."""
+def _pack_floats(blocks: Array, form: BlockFormat, out: Array) -> None:
+    """Fills out[panels, bytes] with [K][16] elements per panel."""
     rows = np.ascontiguousarray(blocks).view(np.dtype(f"u{form.nbytes}"))
     count, depth = rows.shape
-    padded = np.zeros((panels * COLUMNS, depth), rows.dtype)
-    padded[:count] = rows
-    found = padded.reshape(panels, COLUMNS, depth).transpose(0, 2, 1)
-    return np.ascontiguousarray(found).view(np.uint8).reshape(panels, -1)
+    target = out.view(rows.dtype).reshape(len(out), depth, COLUMNS)
+    whole = count // COLUMNS
+    target[:whole] = rows[: whole * COLUMNS].reshape(whole, COLUMNS, depth).transpose(0, 2, 1)
+    if whole < len(out):
+        target[whole] = 0
+        target[whole, :, : count - whole * COLUMNS] = rows[whole * COLUMNS :].T
 
 
 def _pack(rows: Array, layout: PanelLayout, out: Array) -> None:
