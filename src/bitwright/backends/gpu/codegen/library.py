@@ -171,7 +171,7 @@ def bw_pow(x, y):
     is_odd = is_whole & (tl.floor(0.5 * y) * 2.0 != y)
     found = tl.where(size == 0, tl.where(y < 0, float("inf"), 0.0), found)
     found = tl.where((x < 0) & is_odd, -found, found)
-    found = tl.where((x < 0) & (size != float("inf")) & (tl.abs(y) != float("inf")) & (~is_whole),
+    found = tl.where((x < 0) & (size != float("inf")) & (tl.abs(y) != float("inf")) & (whole != y),
     float("nan"), found)
     found = tl.where((size == 1) & (tl.abs(y) == float("inf")), 1.0, found)
     found = tl.where((x != x) | (y != y), float("nan"), found)

@@ -16,6 +16,7 @@ import linecache
 import threading
 from typing import Any
 
+from bitwright.backends.gpu.codegen.interpreter import repair
 from bitwright.backends.gpu.requirements import load_triton
 
 _LOADED: dict[str, Any] = {}
@@ -36,7 +37,8 @@ def load_kernel(text: str) -> Any:
 
 
 def _load(text: str) -> Any:
-    load_triton()
+    if interpreted():
+        repair()
     digest = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
     name = f"<bitwright kernel {digest}>"
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)

@@ -130,11 +130,11 @@ class TritonScalars:
     floor, ceil = _whole("tl.floor({})", "tl.floor({})"), _whole("tl.ceil({})", "tl.ceil({})")
     round = _whole("bw_round({})", "bw_round_f64({})")
     trunc = _whole("bw_trunc({})", "bw_trunc({})")
-    sqrt = _float_only("tl.sqrt_rn({})", "tl.sqrt_rn({})")
+    sqrt = _float_only("tl.sqrt_rn({})", "tl.sqrt({})")
     exp, log = _float_only("tl.exp({})", "tl.exp({})"), _float_only("tl.log({})", "tl.log({})")
     sin, cos = _float_only("tl.sin({})", "tl.sin({})"), _float_only("tl.cos({})", "tl.cos({})")
     erf = _float_only("tl.erf({})", "tl.erf({})")
-    tan = _float_only("bw_tan({})", "bw_tan({})")
+    tan = _float_only("bw_tan({})", "tl.sin({0}) / tl.cos({0})")
     asin, acos, atan = (_float_only(f"bw_{n}({{}})") for n in ("asin", "acos", "atan"))
     sinh, cosh, tanh = (_float_only(f"bw_{n}({{}})") for n in ("sinh", "cosh", "tanh"))
     asinh, acosh, atanh = (_float_only(f"bw_{n}({{}})") for n in ("asinh", "acosh", "atanh"))
@@ -206,7 +206,9 @@ class TritonScalars:
 
     def bit_not(self, a: Operand) -> Term:
         x = self._as_term(a)
-        return self._made(f"~{x}" if x.dtype != bool_ else f"{x} == 0", x.dtype)
+        if x.dtype == bool_:
+            return self._made(f"{x} == 0", bool_)
+        return self._made(f"{x} ^ {number_text(-1, x.dtype)}", x.dtype)
 
     def shift_left(self, a: Operand, b: Operand) -> Term:
         x, y = self._pair(a, b)

@@ -37,7 +37,9 @@ from bitwright.backends.gpu.codegen.source import KernelSource
 from bitwright.backends.gpu.codegen.types import is_stored
 from bitwright.errors import CompileError
 from bitwright.ir.dim import Size
+from bitwright.ir.dtype import string
 from bitwright.ir.graph import Graph, Node
+from bitwright.ir.types import TensorType
 from bitwright.lir.buffer import View
 from bitwright.lir.schedule import KernelStep
 from bitwright.target import host
@@ -119,6 +121,13 @@ class GpuLowering(Lowering):
         ordered = {key: pointers[key] for key in kernel.pointers}
         own = {key: sizes[key] for key in kernel.sizes}
         self.schedule.steps.append(KernelStep(kernel.name, name, ordered, own, read, written, why))
+
+    def _lower(self, node: Node) -> None:
+        values = (*node.operands, *node.outputs)
+        if all(isinstance(v.type, TensorType) and v.dtype != string for v in values):
+            super()._lower(node)
+        else:
+            self._fall_back(node, "a value is not a tensor of numbers")
 
     def copy(self, source: View, target: View, name: str) -> None:
         """Append a step that copies elements between views of the same shape."""

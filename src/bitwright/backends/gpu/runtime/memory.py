@@ -99,7 +99,7 @@ class DeviceMemory:
         flat = to_array(whole, view.dtype, (whole.numel() // item,))
         start = evaluate(view.offset, self.bindings)
         strides = [evaluate(stride, self.bindings) * item for stride in view.strides]
-        found = np.ndarray(shape, view.dtype.numpy, flat.data, start * item, tuple(strides))
+        found = np.lib.stride_tricks.as_strided(flat[start:], shape, strides, writeable=False)
         return np.array(found, order="C")
 
     def upload(self, view: View, array: Array) -> None:

@@ -20,7 +20,7 @@ from bitwright.backends.gpu.runtime.memory import DeviceMemory
 from bitwright.errors import BitwrightError, RunError
 from bitwright.ir.dim import evaluate
 from bitwright.ir.feeds import solve
-from bitwright.ir.graph import Value
+from bitwright.ir.graph import Node, Value
 from bitwright.lir.schedule import (
     KernelStep,
     NodeStep,
@@ -66,10 +66,11 @@ class PreparedRun:
         kernels: KernelTable,
         memory: DeviceMemory,
         captures: bool,
+        is_planned: bool,
         checks: Any,
     ) -> None:
         self.schedule, self.kernels, self.memory = schedule, kernels, memory
-        self.captures, self._checks = captures, checks
+        self.captures, self.is_planned, self._checks = captures, is_planned, checks
         self.objects: dict[Value, Any] = {}
         self.segments: list[Segment | NodeStep | SizeStep] = []
         for step in schedule.steps:
@@ -83,7 +84,10 @@ class PreparedRun:
     def run(self, around: Callable[[Any, Callable[[], None]], None] | None = None) -> None:
         """All steps, on the current stream. `around(step, call)` runs each step in its place
         (profiles)."""
+        checked: set[Node] = set()
         for segment in self.segments:
+            if not self.is_planned:  # sizes become known on the way
+                self._checks.ready(self.memory.bindings, checked)
             if isinstance(segment, Segment):
                 self._run_segment(segment, around)
             elif isinstance(segment, SizeStep):

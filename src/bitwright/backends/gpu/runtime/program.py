@@ -146,7 +146,8 @@ class GpuProgram:
         return run
 
     def _new_run(self, given: Given) -> PreparedRun:
-        self.artifact.checks.verify(given.bindings)
+        if self.artifact.is_planned:
+            self.artifact.checks.verify(given.bindings)
         plan = arena = None
         device = self.device.torch_device
         if self._planner is not None:
@@ -154,8 +155,10 @@ class GpuProgram:
             arena = allocate(plan.total, device, "intermediate values")
         shared = {**self._constants, **self.states.buffers, self.artifact.fault_buffer: self._fault}
         memory = DeviceMemory(device, dict(given.bindings), shared, plan, arena)
-        captures = self.artifact.is_planned and not self.device.is_interpreted
-        return PreparedRun(self.schedule, self.kernels, memory, captures, self.artifact.checks)
+        planned = self.artifact.is_planned
+        captures = planned and not self.device.is_interpreted
+        checks = self.artifact.checks
+        return PreparedRun(self.schedule, self.kernels, memory, captures, planned, checks)
 
     def _fill(self, run: PreparedRun, given: Given) -> None:
         """Copy the inputs into the run's buffers."""

@@ -44,6 +44,8 @@ def torch_type(dtype: DType) -> Any:
 def typed(raw: Any, offset: int, dtype: DType) -> Any:
     """A tensor of elements from a byte offset of a raw tensor on."""
     whole = (raw.numel() - offset) // dtype.numpy.itemsize * dtype.numpy.itemsize
+    if whole <= 0:
+        return raw.new_empty(0, dtype=torch_type(dtype))
     return raw[offset : offset + whole].view(torch_type(dtype))
 
 

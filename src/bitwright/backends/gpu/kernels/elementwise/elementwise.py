@@ -51,8 +51,8 @@ def elementwise_source(
     rows, columns = product(shape[:-1]), shape[-1]
     is_flat = len(shape) == 1
     if is_flat:
-        at = At("0", "i", "", "i < columns")
-        head = "i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)"
+        at = At("0", "i", "", "mask")
+        head = flat("columns")
     else:
         at = At("row", "column", "row < rows", "column < columns")
         head = (
@@ -74,13 +74,19 @@ def elementwise_source(
         tiles.pointers,
         tuple(sizes),
         FLAT if is_flat else _tiled(columns),
-        _flat_grid if is_flat else _tile_grid,
+        flat_grid if is_flat else _tile_grid,
     )
     return source, tiles.views, sizes
 
 
-def _flat_grid(size: Mapping[str, int]) -> Sequence[int]:
-    return (cdiv(size["columns"], size["BLOCK"]),)
+def flat(count: str = "count") -> str:
+    """The first lines of a kernel over the elements of a contiguous result: `i` and `mask`."""
+    return f"i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)\nmask = i < {count}"
+
+
+def flat_grid(size: Mapping[str, int]) -> Sequence[int]:
+    """The grid of a kernel that begins with `flat`."""
+    return (cdiv(size["count" if "count" in size else "columns"], size["BLOCK"]),)
 
 
 def _tile_grid(size: Mapping[str, int]) -> Sequence[int]:

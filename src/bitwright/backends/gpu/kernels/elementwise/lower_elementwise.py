@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from bitwright.backends.cpu.codegen.expression import Expression
 from bitwright.backends.cpu.kernels.elementwise.lower_elementwise import as_body, leading_order
 from bitwright.backends.cpu.lowering.region import broadcast
 from bitwright.backends.gpu.codegen.expression import why_not_render
-from bitwright.backends.gpu.kernels.elementwise.elementwise import elementwise_source
+from bitwright.backends.gpu.codegen.source import KernelSource
+from bitwright.backends.gpu.kernels.elementwise.elementwise import (
+    FLAT,
+    elementwise_source,
+    flat,
+    flat_grid,
+)
 from bitwright.backends.gpu.lowering.context import (
     COPY,
     LOWERINGS,
@@ -16,15 +24,17 @@ from bitwright.backends.gpu.lowering.context import (
     lowers,
 )
 from bitwright.errors import CompileError
-from bitwright.ir.dtype import DType, i8, i16, i32, i64
+from bitwright.ir.dtype import DType, bf16, bool_, f8e4m3fn, f8e5m2, f16, f32, i8, i16, i32, i64
 from bitwright.ir.graph import Node, Value
 from bitwright.lir.buffer import View
 from bitwright.ops.core.registry import all_ops
+from bitwright.ops.math.cast import cast
+from bitwright.passes.fuse.fuse_regions import COMPUTED
 
 _BY_BYTES = {1: i8, 2: i16, 4: i32, 8: i64}
 
 
-@lowers("elementwise", "cast")
+@lowers("elementwise")
 def lower_elementwise(ctx: GpuLowering, node: Node, region: RegionView) -> None:
     body = node.attrs["body"] if node.op == "fused" else as_body(node)
     operands = list(node.operands)
@@ -46,16 +56,56 @@ def lower_elementwise(ctx: GpuLowering, node: Node, region: RegionView) -> None:
     _launch(ctx, node, f"{op}_{result.dtype}", expression, names, y.transpose(order))
 
 
+@lowers("cast")
+def lower_cast(ctx: GpuLowering, node: Node, region: RegionView) -> None:
+    """Types of one byte without arithmetic are converted by a table that the reference fills."""
+    (x,) = node.operands
+    to = node.attrs["to"]
+    if {x.dtype, to} <= COMPUTED:
+        lower_elementwise(ctx, node, region)
+    elif x.dtype in (f32, f16, bf16) and to in (f8e4m3fn, f8e5m2) and ctx.machine.has_f8:
+        if not node.attrs.get("saturate", True):
+            raise NoKernelError("the GPU converts to 8-bit floats with saturation only")
+        lower_elementwise(ctx, node, region)
+    elif x.dtype.numpy.itemsize == 1 and x.dtype != bool_:
+        values = np.arange(256, dtype=np.uint8).view(x.dtype.numpy)
+        how = node.attrs.get("saturate", True), node.attrs.get("round_mode", "up")
+        with np.errstate(all="ignore"):
+            table = ctx.constant(cast(values, to, *how), f"{x.dtype}.to.{to}")
+        table_lookup(ctx, node, ctx.contiguous(x), table, ctx.output(node.outputs[0]))
+    else:
+        raise NoKernelError(f"there is no kernel for casts from {x.dtype} to {to}")
+
+
+def table_lookup(ctx: GpuLowering, node: Node, x: View, table: View, y: View) -> None:
+    """Append a call that reads an entry for every byte of x; the table stays in the cache."""
+    element = word_type(y.dtype)
+    body = (
+        f"{flat()}\n"
+        "bits = tl.load(x + i, mask, other=0).to(tl.int32) & 255\n"
+        "tl.store(y + i, tl.load(entries + bits, mask, other=0), mask)"
+    )
+    types = {"x": i8, "entries": element, "y": element}
+    source = KernelSource(f"lookup_table_{element.bits}", body, types, ("count",), FLAT, flat_grid)
+    ctx.call(ctx.kernel(source), node, {"x": x, "entries": table, "y": y}, {"count": y.count})
+
+
 def copy_view(ctx: GpuLowering, source: View, target: View, name: str) -> None:
     """Append a kernel call that copies the bytes of `source` to `target`."""
     width = source.dtype.numpy.itemsize
     if len(source.shape) != len(target.shape) or width != target.dtype.numpy.itemsize:
         raise CompileError("a copy needs two views of one type", expected=target, found=source)
-    if width not in _BY_BYTES:
-        raise NoKernelError(f"the GPU backend has no element type {source.dtype}")
-    element = _BY_BYTES[width]
+    element = word_type(source.dtype)
     expression = Expression((element,), (), (0,))
     _launch(ctx, name, f"copy_{width * 8}", expression, {"x0": source}, target, element)
+
+
+def word_type(element: DType) -> DType:
+    """The integer type that elements are moved as."""
+    width = element.numpy.itemsize
+    if width not in _BY_BYTES:
+        raise NoKernelError(f"the GPU backend has no element type {element}")
+    return _BY_BYTES[width]
 
 
 def _launch(
