@@ -74,6 +74,12 @@ TUNED = Knob(
     "`off` ignores what `bitwright tune-kernels` measured; results are the same bits",
 )
 
+GPU_TUNE = Knob(
+    "BITWRIGHT_GPU_TUNE",
+    "60",
+    "seconds that a process may spend on measuring GPU kernels; what it finds is remembered",
+)
+
 TARGET = Knob(
     "BITWRIGHT_TARGET",
     "host",

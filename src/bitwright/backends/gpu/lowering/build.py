@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import bitwright.backends.gpu.lowering.registered as _lowerings
 from bitwright.backends.cpu.lowering.build import fault_report, has_static_sizes
 from bitwright.backends.cpu.runtime.sizes import SizeChecks
@@ -14,9 +16,9 @@ from bitwright.lir.schedule import KernelStep
 assert _lowerings.__name__  # importing it registers the lowerings
 
 
-def build(graph: Graph, machine: Machine) -> GpuArtifact:
-    """The artifact of a graph."""
-    lowering = GpuLowering(graph, machine)
+def build(graph: Graph, machine: Machine, refused: Mapping[str, str] | None = None) -> GpuArtifact:
+    """The artifact of a graph; nodes in `refused` run on the CPU, for the reasons given."""
+    lowering = GpuLowering(graph, machine, refused)
     schedule = lowering.run()
     for buffer in schedule.buffers:
         if buffer.storage is not Storage.CONSTANT:

@@ -88,9 +88,11 @@ class GpuLowering(Lowering):
 
     lowerings = LOWERINGS  # type: ignore[assignment]
 
-    def __init__(self, graph: Graph, machine: Machine) -> None:
+    def __init__(
+        self, graph: Graph, machine: Machine, refused: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__(graph, host())
-        self.machine = machine
+        self.machine, self._refused = machine, refused or {}
         self.sources: dict[str, KernelSource] = {}
 
     def kernel(self, source: KernelSource) -> KernelSource:  # type: ignore[override]
@@ -124,7 +126,9 @@ class GpuLowering(Lowering):
 
     def _lower(self, node: Node) -> None:
         values = (*node.operands, *node.outputs)
-        if all(isinstance(v.type, TensorType) and v.dtype != string for v in values):
+        if node.name in self._refused:
+            self._fall_back(node, self._refused[node.name])
+        elif all(isinstance(v.type, TensorType) and v.dtype != string for v in values):
             super()._lower(node)
         else:
             self._fall_back(node, "a value is not a tensor of numbers")

@@ -38,6 +38,8 @@ class Given:
     """Inputs that are not tensors of numbers."""
     as_tensors: bool = False
     """Whether the caller gave torch tensors and gets them back."""
+    on_device: bool = False
+    """Whether one of these tensors is on the device; the results are then there too."""
 
 
 def read_inputs(graph: Graph, feeds: Mapping[str, Any], device: Any) -> Given:
@@ -53,6 +55,7 @@ def read_inputs(graph: Graph, feeds: Mapping[str, Any], device: Any) -> Given:
         tensor = _tensor(item, torch)
         if tensor is not None:
             given.as_tensors = True
+            given.on_device |= tensor.device == device
             _check_device(value.name, tensor, device)
             element = element_of_torch(tensor.dtype).numpy
             stand_ins.append((value, np.broadcast_to(np.zeros((), element), tuple(tensor.shape))))
@@ -112,11 +115,12 @@ class Results:
             shape = self.run.memory.shape(view)
             flat = self.run.memory.tensor(view)[: int(np.prod(shape, dtype=np.int64))]
             if self.given.as_tensors and name not in out:
-                found[name] = flat.clone().reshape(shape)
+                made = flat.clone() if self.given.on_device else flat.cpu().clone()
+                found[name] = made.reshape(shape)
             else:
                 array = to_array(flat.view(load_torch().uint8), view.dtype, shape)
                 found[name] = self._delivered(name, array, out)
-        if not self.given.as_tensors:
+        if not self.given.on_device:
             self.program.raise_fault(self.run.memory.bindings)
         return found
 

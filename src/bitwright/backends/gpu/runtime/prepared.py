@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from bitwright.backends.gpu.requirements import load_torch
+from bitwright.backends.gpu.runtime.kernels import KernelError, KernelTable
 from bitwright.backends.gpu.runtime.launch import Kernel
-from bitwright.backends.gpu.runtime.memory import DeviceMemory
+from bitwright.backends.gpu.runtime.memory import DeviceMemory, is_out_of_memory
 from bitwright.errors import BitwrightError, RunError
 from bitwright.ir.dim import evaluate
 from bitwright.ir.feeds import solve
@@ -27,9 +28,6 @@ from bitwright.lir.schedule import (
     Schedule,
     SizeStep,
 )
-
-if TYPE_CHECKING:
-    from bitwright.backends.gpu.runtime.kernels import KernelTable
 
 Array = np.ndarray[Any, Any]
 
@@ -98,8 +96,13 @@ class PreparedRun:
                 self._run_node(segment)
 
     def _run_segment(self, segment: Segment, around: Any) -> None:
-        if not segment.launches or not self.captures:
-            segment.launches = [self.bind(step) for step in segment.steps]
+        if not segment.launches or not self.is_planned:
+            segment.launches = []
+            for step in segment.steps:  # tuning sees the data of the run
+                segment.launches.append(self.bind(step))
+                self._start(segment.launches[-1])
+            segment.runs += 1
+            return
         if around is not None:
             for launch in segment.launches:
                 around(launch.step, launch)
@@ -107,13 +110,28 @@ class PreparedRun:
         if segment.graph is not None:
             segment.graph.replay()
             return
-        if self.captures and segment.runs == 1:
+        if self.captures:
             segment.graph = _capture(segment.launches)
             segment.graph.replay()
         else:
             for launch in segment.launches:
                 launch()
         segment.runs += 1
+
+    def _start(self, launch: Launch) -> None:
+        """The first launch, which compiles the kernel; another candidate replaces one that
+        fails."""
+        reasons = []
+        for kernel in (launch.kernel, *self.kernels.others(launch.kernel)):
+            launch.kernel = kernel
+            try:
+                launch()
+                return
+            except Exception as error:  # compilers raise errors of many types
+                if kernel.is_interpreted or is_out_of_memory(error):
+                    raise
+                reasons.append(str(error).strip().split("\n")[-1][:200] or type(error).__name__)
+        raise KernelError(launch.step.kernel, launch.step.node, reasons[0])
 
     def bind(self, step: KernelStep) -> Launch:
         """A kernel call with tensors and numbers."""

@@ -18,18 +18,21 @@ import numpy as np
 from bitwright.backends.base import Profile
 from bitwright.backends.cpu.runtime.run_lock import RunLock
 from bitwright.backends.gpu.lowering.artifact import GpuArtifact
-from bitwright.backends.gpu.runtime.arguments import Given, Results, read_inputs
+from bitwright.backends.gpu.runtime.arguments import Given, Results, fault_error, read_inputs
 from bitwright.backends.gpu.runtime.device import Device
-from bitwright.backends.gpu.runtime.kernels import KernelTable
+from bitwright.backends.gpu.runtime.kernels import KernelError, KernelTable
 from bitwright.backends.gpu.runtime.memory import ALIGN, DeviceMemory, allocate, is_out_of_memory
 from bitwright.backends.gpu.runtime.prepared import PreparedRun
+from bitwright.backends.gpu.runtime.queue import RunQueue
 from bitwright.backends.gpu.runtime.states import DeviceStates
 from bitwright.backends.gpu.runtime.tensors import to_raw
+from bitwright.backends.gpu.runtime.tuning import tuner_of
 from bitwright.errors import RunError
 from bitwright.ir.graph import Graph
 from bitwright.lir.buffer import Buffer, Storage
 from bitwright.lir.plan import Planner
 from bitwright.lir.schedule import InterpreterFallback, Schedule
+from bitwright.warn import warn_once
 
 Array = np.ndarray[Any, Any]
 SIGNATURES = 8
@@ -47,14 +50,21 @@ class GpuProgram:
         shared: Mapping[Buffer, Any] | None = None,
     ) -> None:
         self.graph, self.device, self.artifact = graph, device, artifact
-        self.kernels = KernelTable(artifact.sources)
+        self._lock = RunLock()
+        self._queue = RunQueue(device)
+        self._refused: dict[str, str] = {}
+        """Reasons by the names of nodes whose kernels failed."""
+        self._load(shared)
+
+    def _load(self, shared: Mapping[Buffer, Any] | None = None) -> None:
+        device, artifact = self.device.torch_device, self.artifact
+        self.kernels = KernelTable(artifact.sources, tuner_of(self.device.machine))
         self._planner = Planner(artifact.schedule, ALIGN) if artifact.is_planned else None
         self._constants = shared if shared is not None else self._upload_constants()
-        self._fault = allocate(16, device.torch_device, "a run")
+        self._fault = allocate(16, device, "a run")
         self._fault.zero_()
-        self.states: Any = DeviceStates(graph, artifact, device.torch_device)
+        self.states: Any = DeviceStates(self.graph, artifact, device)
         self._prepared: OrderedDict[Any, PreparedRun] = OrderedDict()
-        self._lock = RunLock()
 
     @property
     def schedule(self) -> Schedule:
@@ -92,10 +102,8 @@ class GpuProgram:
         if not self._lock.acquire():
             raise RunError("a run of this executable is under way in this thread")
         try:
-            run = self._prepare(given)
-            self._fill(run, given)
-            run.run()
-            return Results(self, run, given).collect(out or {})
+            self._raise_late_fault(given)
+            return self._run_locked(given, out or {})
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
@@ -103,6 +111,43 @@ class GpuProgram:
             raise RunError("the GPU has not enough memory for the run", found=str(error)) from None
         finally:
             self._lock.release()
+
+    def _run_locked(self, given: Given, out: Mapping[str, Any]) -> dict[str, Any]:
+        with self._queue.turn():
+            while True:
+                run = self._prepare(given)
+                self._fill(run, given)
+                try:
+                    run.run()
+                    break
+                except KernelError as error:
+                    self._without(error)
+            self.kernels.tuner.save()
+            results = Results(self, run, given).collect(out)
+            if given.on_device and self.artifact.faults:
+                self._queue.watch(self._fault, dict(run.memory.bindings))
+            return results
+
+    def _without(self, error: KernelError) -> None:
+        """Compile again with the failed kernel's node on the CPU."""
+        from bitwright.backends.gpu.lowering.build import build
+
+        if error.node not in {node.name for node in self.graph.nodes} - set(self._refused):
+            raise RunError(
+                f"kernel {error.kernel} cannot run", where=error.node, found=error.reason
+            ) from None
+        warn_once(error.kernel, f"does not compile, {error.node!r} runs on the CPU: {error.reason}")
+        self._refused[error.node] = f"its kernel does not compile: {error.reason}"
+        states = dict(self.states)
+        self.artifact = build(self.graph, self.device.machine, self._refused)
+        self._load()
+        self.states.update(states)
+
+    def _raise_late_fault(self, given: Given) -> None:
+        """Raise the error of an earlier run on tensors, which nobody waited for."""
+        found = self._queue.watched(must_wait=not given.on_device)
+        if found is not None:
+            self.raise_fault(found)
 
     def profile(self, feeds: Mapping[str, Any], rounds: int) -> Profile:
         from bitwright.backends.gpu.profile.steps import profile
@@ -114,7 +159,7 @@ class GpuProgram:
     ) -> dict[str, int]:
         """Run each step by `around(step, call)`; the sizes of the run."""
         given = read_inputs(self.graph, feeds, self.device.torch_device)
-        with self._lock.held():
+        with self._lock.held(), self._queue.turn():
             run = self._prepare(given)
             self._fill(run, given)
             run.run(around)
@@ -171,8 +216,6 @@ class GpuProgram:
 
     def raise_fault(self, bindings: Mapping[str, int]) -> None:
         """Raise the error that a kernel recorded, if any."""
-        from bitwright.backends.gpu.runtime.arguments import fault_error
-
         error = fault_error(self.artifact, self._fault, bindings)
         if error is not None:
             self._fault.zero_()

@@ -1,0 +1,149 @@
+"""Programs on the GPU backend: inputs, outputs, states, sizes, faults, failures of kernels."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from on_gpu import compiled
+
+import bitwright as bw
+from bitwright.backends.gpu.codegen.source import Config
+from bitwright.backends.gpu.lowering.build import build
+from bitwright.backends.gpu.lowering.context import Machine
+from bitwright.backends.gpu.runtime.device import current_device
+from bitwright.backends.gpu.runtime.program import GpuProgram
+from bitwright.backends.gpu.runtime.tuning import Tuner
+from bitwright.errors import RunError
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU else "cpu"
+
+
+def scaled(shape="f32[n, 3]"):
+    b = bw.Builder("scaled")
+    x = b.input("x", shape)
+    return b.build(y=b.add(b.mul(x, 2.0), 1.0), z=b.neg(x))
+
+
+def counter():
+    b = bw.Builder("counter")
+    x, total = b.input("x", "f32[4]"), b.state("total", np.zeros(4, np.float32))
+    after = b.add(total, x)
+    b.update(total, after)
+    return b.build(y=b.mul(after, 1.0))
+
+
+def test_arrays_give_arrays_of_their_own():
+    exe = compiled(scaled())
+    one = exe.run(np.ones((2, 3), np.float32))["y"]
+    two = exe.run(np.zeros((2, 3), np.float32))["y"]
+    assert one.tolist() == [[3.0] * 3] * 2 and two.tolist() == [[1.0] * 3] * 2
+
+
+def test_tensors_give_tensors():
+    exe = compiled(scaled())
+    x = torch.ones(2, 3, device=DEVICE)
+    found = exe.run({"x": x})["y"]
+    assert isinstance(found, torch.Tensor) and found.device.type == DEVICE
+    exe.run({"x": torch.zeros(2, 3, device=DEVICE)})
+    assert found.tolist() == [[3.0] * 3] * 2
+
+
+def test_a_strided_tensor_is_read_in_its_order():
+    exe = compiled(scaled())
+    x = torch.arange(6.0, device=DEVICE).reshape(3, 2).T
+    assert exe.run({"x": x})["z"].tolist() == (-x).tolist()
+
+
+def test_sizes_vary():
+    exe = compiled(scaled())
+    for rows in (1, 5, 2, 0, 5, *range(7, 20)):
+        x = np.full((rows, 3), 0.5, np.float32)
+        assert exe.run(x)["y"].shape == (rows, 3)
+        assert (exe.run(x)["y"] == 2).all()
+
+
+def test_out_is_written_in_place():
+    exe = compiled(scaled())
+    out = np.empty((1, 3), np.float32)
+    found = exe.run(np.ones((1, 3), np.float32), out={"y": out})
+    assert found["y"] is out and out.tolist() == [[3.0] * 3]
+
+
+def test_states_live_across_runs_and_copies():
+    exe = compiled(counter())
+    x = np.ones(4, np.float32)
+    assert [exe.run(x)["y"][0] for _ in range(3)] == [1, 2, 3]
+    twin = exe.__copy__()
+    assert twin.run(x)["y"][0] == 4 and exe.run(x)["y"][0] == 4
+    assert exe.engine.states["total"].tolist() == [4.0] * 4
+    exe.reset()
+    assert exe.run(x)["y"][0] == 1
+
+
+def test_wrong_inputs_are_named():
+    exe = compiled(scaled())
+    with pytest.raises(RunError, match="element type"):
+        exe.run(np.ones((2, 3), np.int32))
+    with pytest.raises(RunError, match="wrong size on axis 1"):
+        exe.run({"x": torch.ones(2, 4, device=DEVICE)})
+    assert exe.run(np.ones((1, 3), np.float32))["y"].tolist() == [[3.0] * 3]
+
+
+def test_threads_share_an_executable():
+    exe = compiled(scaled())
+    found = {}
+
+    def work(number):
+        x = np.full((4, 3), number, np.float32)
+        found[number] = [float(exe.run(x)["z"][0, 0]) for _ in range(3)]
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {n: [-float(n)] * 3 for n in range(4)}
+
+
+def test_what_has_no_kernel_runs_on_the_cpu_and_is_shown():
+    b = bw.Builder("solves")
+    a, y = b.input("a", "f32[3, 3]"), b.input("y", "f32[3, 1]")
+    graph = b.build(x=b.mul(b.solve(a, y), 2.0))
+    exe = compiled(graph, fallbacks=True)
+    assert [step.op.op for step in exe.engine.fallbacks] == ["solve"]
+    found = exe.run(np.eye(3, dtype=np.float32), np.ones((3, 1), np.float32))["x"]
+    assert found.tolist() == [[2.0]] * 3
+
+
+def test_a_node_whose_kernel_does_not_compile_runs_on_the_cpu():
+    graph = bw.compile(scaled("f32[2, 3]"), target="cuda").engine.graph
+    device = current_device()
+    node = next(n.name for n in graph.nodes if not n.is_boundary)
+    artifact = build(graph, device.machine, {node: "its kernel does not compile"})
+    assert any(step.node == node for step in artifact.fallbacks)
+    program = GpuProgram(graph, device, artifact)
+    assert program.run({"x": np.ones((2, 3), np.float32)})["y"].tolist() == [[3.0] * 3] * 2
+
+
+def test_tuning_takes_the_fastest_candidate_and_remembers_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("BITWRIGHT_CACHE", str(tmp_path))
+    monkeypatch.setenv("BITWRIGHT_TUNED", "on")
+    exe = compiled(scaled("f32[4096]"))
+    source = next(iter(exe.engine.artifact.sources.values()))
+    wanted = source.configs[-1]
+
+    def load(_, config):
+        return config
+
+    def measure(config: Config, *_):
+        return 0.0 if config is wanted else 1.0
+
+    tuner = Tuner(Machine("test"), measure)
+    assert tuner.choose(source, {}, {"columns": 4096}, load) is wanted
+    tuner.save()
+    again = Tuner(Machine("test"), lambda *_: pytest.fail("measured again"))
+    assert again.choose(source, {}, {"columns": 4096}, load) is wanted
+    unmeasured = Tuner(Machine("test", interpreted=True))
+    assert unmeasured.choose(source, {}, {"columns": 7}, load) is source.configs[0]
