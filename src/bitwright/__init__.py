@@ -26,6 +26,8 @@ if TYPE_CHECKING:  # for type checkers and editors
     from bitwright.frontend.torch import from_torch
     from bitwright.ir import Graph, dtype, parse, to_text
     from bitwright.ir.quant_params import QuantParams
+    from bitwright.llm.generation.generate import generate
+    from bitwright.llm.language_model import LanguageModel
     from bitwright.machine.facts import Hardware, hardware
     from bitwright.ops.control.custom import register_custom
     from bitwright.ops.core.builder import Builder
@@ -65,11 +67,12 @@ __version__ = "0.1.0"
 
 __all__ = [
     "SGD", "Adam", "AdamW", "BitwrightError", "Builder", "CastConfiguration", "Executable",
-    "Graph", "Hardware", "Lion", "Observer", "QatConfig", "QuantConfig", "QuantParams",
-    "QuantizationSystem", "QuantizedTensor", "ReportData", "Trainer", "Workload", "__version__",
-    "add_lora", "advise", "apply_precision", "bench", "bench_suite", "calibrate", "check_file",
+    "Graph", "Hardware", "LanguageModel", "Lion", "Observer", "QatConfig", "QuantConfig",
+    "QuantParams", "QuantizationSystem", "QuantizedTensor", "ReportData", "Trainer", "Workload",
+    "__version__", "add_lora", "advise", "apply_precision", "bench", "bench_suite", "calibrate",
+    "check_file",
     "compare", "compile", "convert", "convert_qat", "diff", "dtype", "export_onnx",
-    "from_torch", "grad", "hardware", "hvp", "jvp", "ledger", "load", "load_lora",
+    "from_torch", "generate", "grad", "hardware", "hvp", "jvp", "ledger", "load", "load_lora",
     "load_parameters", "merge_lora", "nn", "parse", "prepare_qat", "profile", "quant",
     "quantize", "quantize_tensor", "recalibrate", "register_custom", "remove_lora", "save_lora",
     "to_text", "train", "tune", "tune_kernels", "unmerge_lora", "verify", "verify_file",
@@ -85,6 +88,7 @@ _HOME = {
     "Executable": "bitwright.executable",
     "Graph": "bitwright.ir",
     "Hardware": "bitwright.machine.facts",
+    "LanguageModel": "bitwright.llm.language_model",
     "Lion": "bitwright.train.optimizers",
     "Observer": "bitwright.quant.tensor.observer",
     "QatConfig": "bitwright.train.qat.config",
@@ -111,6 +115,7 @@ _HOME = {
     "dtype": "bitwright.ir",
     "export_onnx": "bitwright.export.onnx",
     "from_torch": "bitwright.frontend.torch",
+    "generate": "bitwright.llm.generation.generate",
     "grad": "bitwright.autodiff.grad",
     "hardware": "bitwright.machine.facts",
     "hvp": "bitwright.autodiff.forward",

@@ -22,6 +22,8 @@ from bitwright.cli import tune as _tune
 from bitwright.cli import tune_kernels as _tune_kernels
 from bitwright.cli import verify as _verify
 from bitwright.cli.common import main
+from bitwright.cli.language import generate as _generate
+from bitwright.cli.language import serve as _serve
 
 # the imports register the commands
 assert all(
@@ -34,11 +36,13 @@ assert all(
         _diff,
         _drift,
         _explain,
+        _generate,
         _hardware,
         _ledger,
         _model,
         _quantize,
         _report,
+        _serve,
         _train,
         _tune,
         _tune_kernels,

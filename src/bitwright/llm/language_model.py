@@ -7,8 +7,7 @@ logits = session.run(lm.tokenize("The capital of France is"))
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,12 @@ from bitwright.llm.engine.decoder import Decoder
 from bitwright.llm.engine.engine import Engine
 from bitwright.llm.engine.session import Session, load_session
 from bitwright.llm.generation.constraint import Constraints
-from bitwright.llm.generation.job import Job
+from bitwright.llm.generation.job import Job, Piece
 from bitwright.llm.generation.options import Options
 from bitwright.llm.generation.results import Stream
 from bitwright.llm.generation.scheduler import Scheduler
 from bitwright.llm.generation.speculation import Drafter, DraftModel, PromptLookup
+from bitwright.llm.model import load_model
 from bitwright.llm.text.chat_template import ChatTemplate, check_messages
 from bitwright.llm.text.source import read_template, read_tokenizer
 from bitwright.llm.text.tokenizer import Tokenizer
@@ -49,8 +49,7 @@ class LanguageModel:
         target: str = "cpu",
     ) -> None:
         if isinstance(model, str | Path):
-            load = importlib.import_module("bitwright.llm.model").load_model
-            model = load(model, context=context, cache=cache, slots=slots, exact=exact)
+            model = load_model(model, context=context, cache=cache, slots=slots, exact=exact)
         self.model = model
         self.name: str = model.name
         self.engine = Engine(Decoder(model.graph, threads, target))
@@ -157,21 +156,24 @@ class LanguageModel:
             'draft is "prompt" or a LanguageModel', where="draft", found=repr(draft)[:80]
         )
 
-    def start(
-        self, prompt: Prompt, options: Options, *, draft: Any = None, emit: Any = None
-    ) -> Stream:
-        """Queue a generation. `emit` gets the pieces instead of the stream."""
+    def start(self, prompt: Prompt, options: Options, *, draft: Any = None) -> Stream:
+        """Queue a generation."""
         stream = Stream(self.scheduler)
-        stream.job = Job(
-            self.prompt_tokens(prompt),
-            options,
-            self.tokenizer,
-            emit or stream.take,
-            self._constraints.make(options) if options.is_constrained else None,
-            self.drafter(draft),
-        )
+        tokens = self.prompt_tokens(prompt)
+        stream.job = self.job(tokens, options, stream.take, self.drafter(draft))
         self.scheduler.add(stream.job)
         return stream
+
+    def job(
+        self,
+        tokens: list[int],
+        options: Options,
+        emit: Callable[[Piece], None],
+        drafter: Drafter | None = None,
+    ) -> Job:
+        """A generation that the scheduler can run; `emit` gets its pieces."""
+        constraint = self._constraints.make(options) if options.is_constrained else None
+        return Job(tokens, options, self.tokenizer, emit, constraint, drafter)
 
     def __repr__(self) -> str:
         decoder = self.engine.decoder

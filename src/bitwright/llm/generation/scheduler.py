@@ -37,8 +37,8 @@ class Scheduler:
     def active(self) -> int:
         return len(self._active)
 
-    def add(self, job: Job) -> None:
-        """Queue a job. A prompt that does not fit the context is an error here."""
+    def check(self, job: Job) -> None:
+        """Raise if a job's prompt is empty or does not fit the context."""
         if not job.prompt:
             raise RunError("the prompt has no token", where="prompt")
         context = self.engine.context
@@ -50,6 +50,10 @@ class Scheduler:
                 hint="Load the model with a larger context, or shorten the prompt.",
             )
         job.tokenizer.check(job.prompt)
+
+    def add(self, job: Job) -> None:
+        """Queue a job; `check` says what may be wrong with it."""
+        self.check(job)
         with self._lock:
             self._waiting.append(job)
 
@@ -79,6 +83,17 @@ class Scheduler:
                 if job.is_done:
                     self._end(job)
             return True
+
+    def cancel_all(self, error: BitwrightError | None = None) -> None:
+        """End every job, with an error or as cancelled."""
+        with self.engine.lock:
+            with self._lock:
+                waiting, self._waiting = list(self._waiting), deque()
+            for job in (*waiting, *self._active):
+                if not job.is_done:
+                    job.stop() if error is None else job.fail(error)
+            for job in list(self._active):
+                self._end(job)
 
     def _drop_cancelled(self) -> None:
         with self._lock:

@@ -1,0 +1,1 @@
+"""A server with the interface of OpenAI's, over language models, encoders and other models."""
