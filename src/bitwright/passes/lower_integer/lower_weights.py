@@ -35,6 +35,11 @@ def lower_weights(graph: Graph, trace: Trace) -> Graph:
     return rewrite(graph, RULES, trace)
 
 
+def lower_weights_of_half_rows(graph: Graph, trace: Trace) -> Graph:
+    """`lower_weights` for targets whose kernels take f16 and bf16 rows."""
+    return rewrite(graph, RULES[:-1], trace)
+
+
 @dataclass(frozen=True)
 class QuantizedMatrix:
     """(q - zero) * scale * factor [n, k] with scales and zero points per block of k."""

@@ -149,6 +149,9 @@ class Tiles:
     def store(self, name: str, value: str, at: At) -> str:
         """The statement that stores a computed tile."""
         where = f"{name} + {self.offset(name, at.row, at.column)}"
+        # axes that do not move the address give it the tile's shape
+        moves = zip((at.row, at.column), self.moves(name), strict=True)
+        where += "".join(f" + ({index}) * 0" for index, moved in moves if not moved)
         mask = f", {at.mask()}" if at.mask() else ""
         return f"tl.store({where}, {as_stored(value, self.dtype(name))}{mask})"
 

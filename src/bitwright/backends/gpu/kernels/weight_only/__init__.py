@@ -1,0 +1,1 @@
+"""Products of few rows, which are bound by the bytes of the weights."""

@@ -1,0 +1,106 @@
+"""Weight-only products on the GPU: few rows (words), many rows (tiles), every kind of weight."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from on_gpu import check_graph
+
+import bitwright as bw
+from bitwright.backends.gpu.kernels.weight_only import packing
+from bitwright.ir.dtype import DTYPES, dtype
+
+KINDS = ("i4", "u4", "i8", "u8", "i2", "f4e2m1", "f8e4m3fn", "f8e5m2")
+RTOL = {np.float32: 1e-4, np.float16: 4e-3, ml_dtypes.bfloat16: 3e-2}
+ATOL = {np.float32: 5e-4, np.float16: 0.1, ml_dtypes.bfloat16: 1.0}
+
+
+def quantized(kind, rows, depth, seed=1):
+    rng, found = np.random.default_rng(seed), DTYPES[kind]
+    if found.is_integer:
+        values = rng.integers(int(found.min), int(found.max) + 1, (rows, depth))
+        return values.astype(found.numpy)
+    return (rng.standard_normal((rows, depth)) * 2).astype(found.numpy)
+
+
+def product(kind, rows, depth, columns, block, element, zero=None, bias=False):
+    """relu(dequant_matmul) and its feeds."""
+    rng = np.random.default_rng(0)
+    b = bw.Builder("g")
+    x = b.input("x", f"{dtype(element)}[{rows}, {depth}]")
+    blocks = -(-depth // block)
+    scale = (np.abs(rng.standard_normal((columns, blocks))) * 0.1 + 0.01).astype(np.float32)
+    points = None
+    if zero == "same":
+        points = b.constant(quantized(kind, columns, blocks, seed=2))
+    if zero == "float":
+        points = b.constant((rng.standard_normal((columns, blocks)) * 3).astype(np.float32))
+    added = b.constant(rng.standard_normal(columns).astype(element)) if bias else None
+    q = b.constant(quantized(kind, columns, depth))
+    y = b.dequant_matmul(x, q, b.constant(scale), points, added, block=block)
+    count = rows if isinstance(rows, int) else 5
+    return b.build(y=b.relu(y)), {"x": rng.standard_normal((count, depth)).astype(element)}
+
+
+def check(graph, feeds):
+    element = feeds["x"].dtype.type
+    exe = check_graph(graph, feeds, rtol=RTOL[element], atol=ATOL[element])
+    return [step.kernel.rpartition("_")[0] for step in exe.engine.artifact.schedule.steps]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("element", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_every_kind(kind, element):
+    zero = "same" if kind.startswith("u") else None
+    few = check(*product(kind, 3, 130, 17, 64, element, zero, bias=True))
+    many = check(*product(kind, 17, 96, 33, 96, element, zero))
+    assert few[-1] == f"dequant_matmul_{kind}_words"
+    assert many == [f"dequant_matmul_{kind}_tiles"]
+    whole = kind[0] in "iu" and element != np.float32
+    assert (few[0] == "quantize_words_16") == whole
+
+
+@pytest.mark.parametrize("rows, depth, columns", [(1, 32, 1), (1, 64, 7), (7, 33, 16), (8, 127, 5)])
+def test_awkward_sizes(rows, depth, columns):
+    check(*product("i4", rows, depth, columns, 32, np.float16))
+    check(*product("i8", rows, depth, columns, 128, np.float32))
+
+
+def test_long_sums_are_split():
+    found = check(*product("i4", 1, 2560, 16, 128, np.float16))
+    assert found == ["quantize_words_16", "dequant_matmul_i4_words", "matmul_sum_parts"]
+
+
+def test_zero_points_that_are_floats_and_short_blocks():
+    assert check(*product("u4", 2, 64, 16, 32, np.float32, zero="float"))[0].endswith("words")
+    found = check(*product("u4", 2, 64, 16, 16, np.float32, zero="float"))
+    assert found == ["matmul_f32"]
+
+
+def test_any_number_of_rows():
+    graph, feeds = product("i8", "n", 64, 17, 64, np.float16)
+    check(graph, feeds)
+    check(graph, {"x": feeds["x"][:1]})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_packing_is_inverted(kind):
+    q = quantized(kind, 3, 70)
+    packed = packing.pack(q, np.ones((3, 3), np.float32), None, 32)
+    stored = packing.unpack(packed, 70)
+    found = DTYPES[kind]
+    if found.is_integer:
+        signed = stored.view(np.int8) if not packed.is_narrow else stored.astype(np.int8)
+        np.testing.assert_array_equal(signed.astype(int) - packed.offset, q.astype(int))
+    else:
+        np.testing.assert_array_equal(stored, q.view(np.uint8))
+
+
+@pytest.mark.parametrize("size", [(7, 33, 17), (17, 64, 48), (3, 2048, 32)], ids=str)
+def test_float8_products(size):
+    rows, depth, columns = size
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((rows, depth)).astype(ml_dtypes.float8_e4m3fn)
+    w = rng.standard_normal((depth, columns)).astype(ml_dtypes.float8_e4m3fn)
+    b = bw.Builder("g")
+    y = b.f8_matmul(b.input("x", f"f8e4m3fn[{rows}, {depth}]"), b.constant(w))
+    check_graph(b.build(y=b.gelu(b.mul(y, np.float32(0.5)))), {"x": x}, rtol=1e-4, atol=1e-3)
