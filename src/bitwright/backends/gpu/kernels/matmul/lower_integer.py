@@ -9,7 +9,7 @@ import numpy as np
 from bitwright.backends.cpu.kernels.matmul.lower_int8 import Weight
 from bitwright.backends.cpu.kernels.matmul.lower_matmul import optional_inputs
 from bitwright.backends.cpu.lowering.region import split
-from bitwright.backends.gpu.kernels.matmul.forms import launch_product
+from bitwright.backends.gpu.kernels.matmul.forms import launch_product, place
 from bitwright.backends.gpu.kernels.matmul.operands import constant_matrix, matrices_of
 from bitwright.backends.gpu.kernels.matmul.zero_points import corrections, weight_corrections
 from bitwright.backends.gpu.lowering.context import GpuLowering, RegionView, lowers
@@ -43,7 +43,14 @@ def lower_integer_matmul(ctx: GpuLowering, node: Node, region: RegionView) -> No
         weight = Weight.of(array, zeros)
         matrices = matrices_of(ctx, x, w, weight.qvalues, node.name)
         finish = weight_corrections(
-            ctx, node.name, matrices, weight, zero_of(ctx, x_zero), _bias(ctx, bias), shape
+            ctx,
+            node.name,
+            x.dtype,
+            weight,
+            zero_of(ctx, x_zero),
+            _bias(ctx, bias),
+            shape,
+            place(matrices),
         )
     tail = Tail.of(ctx, region, after, ctx.output(node.outputs[0]))
     launch_product(ctx, node, matrices, tail, finish, why=WHY)

@@ -21,7 +21,7 @@ from textwrap import indent
 
 from bitwright.backends.gpu.codegen.source import Descriptor, Grid, cdiv
 from bitwright.ir.dim import Size
-from bitwright.ir.dtype import DType, bf16, f8e4m3fn, f8e5m2, f32, f64, i32, u2, u4, u8
+from bitwright.ir.dtype import DType, bf16, f8e4m3fn, f8e5m2, f32, f64, i32, u8
 
 Strides = tuple[int | None, int | None]
 F8 = (f8e4m3fn, f8e5m2)
@@ -285,8 +285,12 @@ def _signed(text: str, dtype: DType) -> str:
     """An operand of the tensor core; u8 is moved by 128."""
     if dtype == u8:
         return f"({text} ^ 128).to(tl.int8, bitcast=True)"
-    if dtype in (u4, u2):
-        return f"{text}.to(tl.int8, bitcast=True)"
+    if dtype.is_integer and dtype.bits < 8:  # one element per byte, whose other bits are undefined
+        shift = 8 - dtype.bits
+        signed = f"({text}.to(tl.int8, bitcast=True) << {shift})"
+        return (
+            f"({signed} >> {shift})" if dtype.is_signed else f"({text} & {dtype.max}).to(tl.int8)"
+        )
     return text
 
 

@@ -62,17 +62,18 @@ def corrections(
 def weight_corrections(
     ctx: GpuLowering,
     name: str,
-    matrices: Matrices,
+    x: DType,
     weight: Weight,
     x_zero: View | int,
     bias: View | Array | None,
     shape: Sequence[Size],
-    at: At | None = None,
+    at: At,
 ) -> Finish:
-    """The terms of a constant weight. `x_zero` is a number or a view that broadcasts to `shape`."""
+    """The terms of a constant weight. `x_zero` is a number or a view that broadcasts to `shape`,
+    that of the result with the columns last."""
     constant = np.zeros(1, np.int64)
     views: dict[str, View] = {}
-    shift, sums = shift_of(matrices.x.dtype), weight.sums.astype(np.int64)
+    shift, sums = shift_of(x), weight.sums.astype(np.int64)
     if isinstance(x_zero, int):
         constant = constant - (x_zero - shift) * sums
     else:
@@ -91,7 +92,7 @@ def weight_corrections(
         views["w_zero"] = broadcast(ctx.constant(weight.zero, f"{name}.zeros"), shape)
     if "sums" not in views:
         views.pop("x_zero", None)
-    operands = Operands(views, at or place(matrices))
+    operands = Operands(views, at)
     lines = operands.lines
     if "sums" in views:
         lines.append(f"acc = acc - ({operands.less('x_zero', shift)}) * {operands.load('sums')}")

@@ -26,8 +26,8 @@ from bitwright.backends.gpu.kernels.matmul.product import (
     pipelined_grid_of_sums,
     sum_parts_body,
 )
-from bitwright.backends.gpu.kernels.weight_only import many_rows, packing, words
-from bitwright.backends.gpu.kernels.weight_only.words import MOST_ROWS, Words
+from bitwright.backends.gpu.kernels.weight_only import few_rows, many_rows, packing
+from bitwright.backends.gpu.kernels.weight_only.few_rows import MOST_ROWS, PackedProduct
 from bitwright.backends.gpu.lowering.context import GpuLowering, NoKernelError, RegionView, lowers
 from bitwright.backends.gpu.lowering.operands import At, Tail, Tiles
 from bitwright.ir.dim import Size
@@ -82,7 +82,7 @@ def launch_packed(
     assert isinstance(depth, int)
     is_few = isinstance(rows, int) and rows <= MOST_ROWS
     bits = ROW_BITS[x.dtype] if row_bits is None else row_bits
-    facts = Words(
+    facts = PackedProduct(
         packed.kind,
         rows if isinstance(rows, int) and is_few else 0,
         len(packed.words),
@@ -109,12 +109,12 @@ def _launch_few(
     ctx: GpuLowering,
     node: Node,
     x: View,
-    facts: Words,
+    facts: PackedProduct,
     views: dict[str, View],
     tail: Tail,
     added: Finish,
 ) -> None:
-    parts = words.parts_of(ctx.machine, facts)
+    parts = few_rows.parts_of(ctx.machine, facts)
     at = At("row", "column", "row < M", "column < N")
     end = "\n".join(part for part in (added.text, tail.text("acc", at, 0)) if part)
     sizes: dict[str, Size] = {}
@@ -132,14 +132,14 @@ def _launch_few(
         views |= {**added.views, **tail.views}
         sizes |= {**added.values, **tail.values}
     twin, native = (replace(facts, is_twin=is_twin) for is_twin in (True, False))
-    bodies = [words.product_body(one, end, parts) for one in (twin, native)]
+    bodies = [few_rows.product_body(one, end, parts) for one in (twin, native)]
     source = KernelSource(
         f"dequant_matmul_{facts.kind}_words",
         bodies[0],
         {name: view.dtype for name, view in views.items()},
         tuple(sizes),
-        words.configs(ctx.machine, facts, parts),
-        words.grid(facts),
+        few_rows.configs(ctx.machine, facts, parts),
+        few_rows.grid(facts),
         contracts=may_contract(tail),
         work=Work(lambda _: 2.0 * facts.rows * facts.columns * facts.depth, x.dtype.name),
         helpers=facts.helpers,
@@ -165,7 +165,7 @@ def _launch_few(
     ctx.call(ctx.kernel(source), node, views, sizes, writes=(tail.result,), why="sum of the parts")
 
 
-def quantized_rows(ctx: GpuLowering, node: Node, x: View, facts: Words) -> dict[str, View]:
+def quantized_rows(ctx: GpuLowering, node: Node, x: View, facts: PackedProduct) -> dict[str, View]:
     """Rows quantized per group of 32, as words of four bytes; a kernel of its own."""
     groups = facts.rows * facts.groups
     names = {"x_high": ("i32", 8), "x_low": ("i32", 8), "x_scale": ("f32", 1), "x_sum": ("i32", 1)}
@@ -178,10 +178,10 @@ def quantized_rows(ctx: GpuLowering, node: Node, x: View, facts: Words) -> dict[
     views = {"x": x, **made}
     source = KernelSource(
         f"quantize_words_{facts.bits}",
-        words.quantize_body(facts),
+        few_rows.quantize_body(facts),
         {name: view.dtype for name, view in views.items()},
         ("x_row",),
-        words.quantize_configs(),
+        few_rows.quantize_configs(),
         lambda size: (cdiv(facts.groups, size["BG"]), facts.rows),
     )
     sizes = {"x_row": x.strides[0]}
@@ -193,7 +193,7 @@ def _launch_many(
     ctx: GpuLowering,
     node: Node,
     x: View,
-    facts: Words,
+    facts: PackedProduct,
     views: dict[str, View],
     tail: Tail,
     added: Finish,

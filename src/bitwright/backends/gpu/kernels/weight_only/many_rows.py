@@ -12,8 +12,8 @@ from textwrap import indent
 from bitwright.backends.gpu.codegen.source import Config, Grid, cdiv
 from bitwright.backends.gpu.codegen.types import triton_type
 from bitwright.backends.gpu.kernels.matmul.product import ORDER, PLACE
+from bitwright.backends.gpu.kernels.weight_only.few_rows import PackedProduct
 from bitwright.backends.gpu.kernels.weight_only.packing import GROUP
-from bitwright.backends.gpu.kernels.weight_only.words import Words
 from bitwright.ir.dtype import DType, bf16, f4e2m1, f8e4m3fn, f8e5m2, f32, i8, u8
 
 CANDIDATES = (
@@ -27,18 +27,18 @@ CANDIDATES = (
 )
 
 
-def body(words: Words, x: DType, tail: str) -> str:
-    count = 8 if words.is_narrow else 4
-    per_group = words.per_group
-    shifts = "(p % 4) * 8 + (p // 4) * 4" if words.is_narrow else "p * 8"
-    is_late = words.block >= words.depth  # one scale per column: integers enter the product as such
+def body(facts: PackedProduct, x: DType, tail: str) -> str:
+    count = 8 if facts.is_narrow else 4
+    per_group = facts.per_group
+    shifts = "(p % 4) * 8 + (p // 4) * 4" if facts.is_narrow else "p * 8"
+    is_late = facts.block >= facts.depth  # one scale per column: integers enter the product as such
     zero = ""
-    if words.has_zero:
+    if facts.has_zero:
         load = "tl.load(zero + block, mask=w_in, other=0).to(tl.float32)"
-        offset = f" + {words.offset}" if words.offset else ""
+        offset = f" + {facts.offset}" if facts.offset else ""
         zero = f"v = v - ({load}{offset})[:, :, None]"
-    elif words.offset:
-        zero = f"v = v - {words.offset}"
+    elif facts.offset:
+        zero = f"v = v - {facts.offset}"
     load = "tl.load(scale + block, mask=w_in, other=0.0).to(tl.float32)"
     scaled = f"v = v * ({load})[:, :, None]"
     lines = [
@@ -49,7 +49,7 @@ def body(words: Words, x: DType, tail: str) -> str:
         f"here = (columns < N)[:, None] & (at < G * {per_group})[None, :]",
         f"word = tl.load(q + columns_in[:, None] * (G * {per_group}) + at[None, :], "
         "mask=here, other=0)",
-        f"v = {_decoded(words, shifts)}",
+        f"v = {_decoded(facts, shifts)}",
         f"v = tl.reshape(v, (BN, BK // {GROUP}, {GROUP}))",
         f"group = step * (BK // {GROUP}) + tl.arange(0, BK // {GROUP})",
         "w_in = (columns < N)[:, None] & (group < G)[None, :]",
@@ -57,15 +57,15 @@ def body(words: Words, x: DType, tail: str) -> str:
         *([zero] if zero else []),
         *([] if is_late else [scaled]),
         "v = tl.reshape(v, (BN, BK))",
-        _dot(words, x),
+        _dot(facts, x),
     ]
     late = "s = tl.load(scale + columns, mask=columns < N, other=0.0).to(tl.float32)"
     late = f"{late}\nacc = acc * s[None, :]" if is_late else ""
     return f"""
-N: tl.constexpr = {words.columns}
-K: tl.constexpr = {words.depth}
-G: tl.constexpr = {words.groups}
-BLOCK: tl.constexpr = {words.block}
+N: tl.constexpr = {facts.columns}
+K: tl.constexpr = {facts.depth}
+G: tl.constexpr = {facts.groups}
+BLOCK: tl.constexpr = {facts.block}
 BLOCKS: tl.constexpr = (K + BLOCK - 1) // BLOCK
 row_tiles = tl.cdiv(M, BM)
 column_tiles = tl.cdiv(N, BN)
@@ -83,23 +83,23 @@ for step in range(tl.cdiv(K, BK)):
 """
 
 
-def _decoded(words: Words, shifts: str) -> str:
+def _decoded(facts: PackedProduct, shifts: str) -> str:
     """All weights of a tile of words, [BN, words, weights per word], in f32."""
     shifted = f"(word[:, :, None] >> ({shifts})[None, None, :])"
-    if words.kind == f4e2m1:
+    if facts.kind == f4e2m1:
         return f"bw_f4({shifted} & 15)"
-    if words.is_narrow:
+    if facts.is_narrow:
         return f"({shifted} & 15).to(tl.float32)"
-    if words.kind in (i8, u8):
+    if facts.kind in (i8, u8):
         return f"(({shifted} << 24) >> 24).to(tl.float32)"
-    type_ = {f8e4m3fn: "tl.float8e4nv", f8e5m2: "tl.float8e5"}[words.kind]
+    type_ = {f8e4m3fn: "tl.float8e4nv", f8e5m2: "tl.float8e5"}[facts.kind]
     return f"({shifted} & 255).to(tl.uint8).to({type_}, bitcast=True).to(tl.float32)"
 
 
-def _dot(words: Words, x: DType) -> str:
+def _dot(facts: PackedProduct, x: DType) -> str:
     if x == f32:
         return 'acc = tl.dot(x_tile, v.T, acc, input_precision="ieee")'
-    if words.is_twin and x == bf16:
+    if facts.is_twin and x == bf16:
         return "acc = tl.dot(x_tile.to(tl.float32), v.to(tl.bfloat16).to(tl.float32).T, acc)"
     return f"acc = tl.dot(x_tile, v.to({triton_type(x)}).T, acc)"
 

@@ -53,7 +53,7 @@ def bw_f4(nibble):
 
 
 @dataclass(frozen=True)
-class Words:
+class PackedProduct:
     """Facts of a product of few rows with packed weights."""
 
     kind: DType
@@ -92,28 +92,28 @@ class Words:
         return 1 << (self.rows - 1).bit_length()
 
 
-def quantize_body(words: Words) -> str:
+def quantize_body(facts: PackedProduct) -> str:
     """Rows as words of four bytes, with a scale and the sum of each group.
 
     Element 4w + i of a group is byte i of word w; even words of narrow weights come first, then odd
     ones, as the two halves of the weights' words take them.
     """
-    highest = 32512.0 if words.bits == 16 else 127.0
-    order = "(w % 2) * 4 + w // 2" if words.is_narrow else "w"
+    highest = 32512.0 if facts.bits == 16 else 127.0
+    order = "(w % 2) * 4 + w // 2" if facts.is_narrow else "w"
     split = (
         """
 high = (q + 128) >> 8
 low = q - high * 256
 """
-        if words.bits == 16
+        if facts.bits == 16
         else "high = q\n"
     )
     store = f"tl.store(x_high + word_at, {_bytes_to_word('high')}, mask=here)\n"
-    if words.bits == 16:
+    if facts.bits == 16:
         store += f"tl.store(x_low + word_at, {_bytes_to_word('low')}, mask=here)\n"
     return f"""
-K: tl.constexpr = {words.depth}
-G: tl.constexpr = {words.groups}
+K: tl.constexpr = {facts.depth}
+G: tl.constexpr = {facts.groups}
 g = tl.program_id(0) * BG + tl.arange(0, BG)
 m = tl.program_id(1)
 w = tl.arange(0, 8)
@@ -134,9 +134,9 @@ tl.store(x_sum + m * G + g, tl.sum(tl.sum(q, 2), 1), mask=g < G)
 """
 
 
-def product_body(words: Words, tail: str, parts: int) -> str:
+def product_body(facts: PackedProduct, tail: str, parts: int) -> str:
     """The product; `tail` runs on `acc` [rows, BN] where there is one part."""
-    w = words.per_group
+    w = facts.per_group
     lines = [
         "g = (part * STEPS + step) * BG + tl.arange(0, BG)",
         "inside = (columns < N)[:, None] & (g < G)[None, :]",
@@ -145,25 +145,25 @@ def product_body(words: Words, tail: str, parts: int) -> str:
         f"block = columns[:, None].to(tl.int64) * BLOCKS + (g * {GROUP} // BLOCK)[None, :]",
         "s = tl.load(scale + block, mask=inside, other=0.0).to(tl.float32)",
     ]
-    if words.has_zero:
+    if facts.has_zero:
         lines.append("z = tl.load(zero + block, mask=inside, other=0)")
-    lines += _integer_rows(words) if words.bits else _float_rows(words)
-    zeros = "\n".join(f"acc{m} = tl.zeros((BN, BG), tl.float32)" for m in range(words.rows))
+    lines += _integer_rows(facts) if facts.bits else _float_rows(facts)
+    zeros = "\n".join(f"acc{m} = tl.zeros((BN, BG), tl.float32)" for m in range(facts.rows))
     sums = "\n".join(
         f"acc = tl.where(rows[:, None] == {m}, tl.sum(acc{m}, 1)[None, :], acc)"
-        for m in range(words.rows)
+        for m in range(facts.rows)
     )
     if parts > 1:
         tail = (
             "tl.store(partial + (part * M + row) * N + column, acc, mask=(row < M) & (column < N))"
         )
     return f"""
-N: tl.constexpr = {words.columns}
-K: tl.constexpr = {words.depth}
-G: tl.constexpr = {words.groups}
-BLOCK: tl.constexpr = {words.block}
+N: tl.constexpr = {facts.columns}
+K: tl.constexpr = {facts.depth}
+G: tl.constexpr = {facts.groups}
+BLOCK: tl.constexpr = {facts.block}
 BLOCKS: tl.constexpr = (K + BLOCK - 1) // BLOCK
-M: tl.constexpr = {words.rows}
+M: tl.constexpr = {facts.rows}
 STEPS: tl.constexpr = (G + BG * PARTS - 1) // (BG * PARTS)
 columns = tl.program_id(0) * BN + tl.arange(0, BN)
 part = tl.program_id(1)
@@ -171,8 +171,8 @@ j = tl.arange(0, {w})
 {zeros}
 for step in tl.range(STEPS, num_stages=STAGES):
 {indent(chr(10).join(lines), "    ")}
-rows = tl.arange(0, {words.tile_rows})
-acc = tl.zeros(({words.tile_rows}, BN), tl.float32)
+rows = tl.arange(0, {facts.tile_rows})
+acc = tl.zeros(({facts.tile_rows}, BN), tl.float32)
 {sums}
 row = rows[:, None].to(tl.int64)
 column = columns[None, :]
@@ -180,24 +180,24 @@ column = columns[None, :]
 """
 
 
-def _integer_rows(words: Words) -> list[str]:
+def _integer_rows(facts: PackedProduct) -> list[str]:
     """Statements that add a step to the sums of every row, from quantized rows."""
-    lines = [f"nothing = tl.zeros((BN, BG, {words.per_group}), tl.int32)"]
-    if words.is_narrow:
+    lines = [f"nothing = tl.zeros((BN, BG, {facts.per_group}), tl.int32)"]
+    if facts.is_narrow:
         lines += ["even = word & 0x0F0F0F0F", "odd = (word >> 4) & 0x0F0F0F0F"]
-    zero, dot = _zero_text(words), words.dp4a
-    for m in range(words.rows):
+    zero, dot = _zero_text(facts), facts.dp4a
+    for m in range(facts.rows):
         first = f"({m} * G + g)[:, None] * 8 + j[None, :]"
-        names = ["high"] + ["low"] * (words.bits == 16)
+        names = ["high"] + ["low"] * (facts.bits == 16)
         for name in names:
             lines.append(f"x_at = x_{name} + {first}")
             lines.append(_word("a", 0))
-            if words.is_narrow:
+            if facts.is_narrow:
                 lines.append(_word("b", 4))
                 lines.append(f"{name} = tl.sum({dot}(odd, b, {dot}(even, a, nothing)), 2)")
             else:
                 lines.append(f"{name} = tl.sum({dot}(word, a, nothing), 2)")
-        lines.append("total = high * 256 + low" if words.bits == 16 else "total = high")
+        lines.append("total = high * 256 + low" if facts.bits == 16 else "total = high")
         lines.append(f"x_total = tl.load(x_sum + {m} * G + g, mask=g < G, other=0)")
         lines.append(f"t = tl.load(x_scale + {m} * G + g, mask=g < G, other=0.0)")
         if zero:
@@ -206,43 +206,43 @@ def _integer_rows(words: Words) -> list[str]:
     return lines
 
 
-def _float_rows(words: Words) -> list[str]:
+def _float_rows(facts: PackedProduct) -> list[str]:
     """Statements that add a step to the sums of every row, in f32."""
-    zero = _zero_text(words).replace(".to(tl.int32)", ".to(tl.float32)")
-    count = 8 if words.is_narrow else 4
+    zero = _zero_text(facts).replace(".to(tl.int32)", ".to(tl.float32)")
+    count = 8 if facts.is_narrow else 4
     lines = []
-    for m in range(words.rows):
-        lines.append(f"terms{m} = tl.zeros((BN, BG, {words.per_group}), tl.float32)")
+    for m in range(facts.rows):
+        lines.append(f"terms{m} = tl.zeros((BN, BG, {facts.per_group}), tl.float32)")
     for place in range(count):
-        lines.append(f"v = {_decoded(words, place)}")
+        lines.append(f"v = {_decoded(facts, place)}")
         if zero:
             lines.append(f"v = v - ({zero})[:, :, None]" if "z" in zero else f"v = v - {zero}")
-        for m in range(words.rows):
+        for m in range(facts.rows):
             lines.append(f"k = g[:, None] * {GROUP} + j[None, :] * {count} + {place}")
             load = f"tl.load(x + {m} * x_row + k, mask=k < K, other=0.0).to(tl.float32)"
             lines.append(f"terms{m} += v * {load}[None, :, :]")
-    lines += [f"acc{m} += tl.sum(terms{m}, 2) * s" for m in range(words.rows)]
+    lines += [f"acc{m} += tl.sum(terms{m}, 2) * s" for m in range(facts.rows)]
     return lines
 
 
-def _decoded(words: Words, place: int) -> str:
+def _decoded(facts: PackedProduct, place: int) -> str:
     """The weight at a place of every word, in f32."""
-    if words.is_narrow:
+    if facts.is_narrow:
         shift = 8 * place if place < 4 else 8 * (place - 4) + 4
         nibble = f"((word >> {shift}) & 15)"
-        return f"bw_f4({nibble})" if words.kind == f4e2m1 else f"{nibble}.to(tl.float32)"
-    if words.kind in (i8, u8):
+        return f"bw_f4({nibble})" if facts.kind == f4e2m1 else f"{nibble}.to(tl.float32)"
+    if facts.kind in (i8, u8):
         return f"((word << {24 - 8 * place}) >> 24).to(tl.float32)"
-    type_ = {f8e4m3fn: "tl.float8e4nv", f8e5m2: "tl.float8e5"}[words.kind]
+    type_ = {f8e4m3fn: "tl.float8e4nv", f8e5m2: "tl.float8e5"}[facts.kind]
     byte = f"((word >> {8 * place}) & 255).to(tl.uint8)"
     return f"{byte}.to({type_}, bitcast=True).to(tl.float32)"
 
 
-def _zero_text(words: Words) -> str:
+def _zero_text(facts: PackedProduct) -> str:
     """What is subtracted from a stored weight; "" for nothing."""
-    if words.has_zero:
-        return f"z.to(tl.int32) + {words.offset}" if words.offset else "z.to(tl.int32)"
-    return str(words.offset) if words.offset else ""
+    if facts.has_zero:
+        return f"z.to(tl.int32) + {facts.offset}" if facts.offset else "z.to(tl.int32)"
+    return str(facts.offset) if facts.offset else ""
 
 
 def _word(name: str, more: int) -> str:
@@ -273,14 +273,14 @@ CANDIDATES = (
 )
 
 
-def configs(machine: Machine, words: Words, parts: int) -> tuple[Config, ...]:
+def configs(machine: Machine, facts: PackedProduct, parts: int) -> tuple[Config, ...]:
     """Candidates; first those that give every multiprocessor work and waste few groups."""
 
     def cost(candidate: Sequence[int]) -> tuple[float, int]:
         columns, groups, _warps, _stages = candidate
-        programs = cdiv(words.columns, columns) * parts
-        steps = cdiv(words.groups, groups * parts)
-        waste = steps * groups * parts / words.groups
+        programs = cdiv(facts.columns, columns) * parts
+        steps = cdiv(facts.groups, groups * parts)
+        waste = steps * groups * parts / facts.groups
         waves = cdiv(programs, 4 * machine.multiprocessors) * 4 * machine.multiprocessors / programs
         return waste * max(waves, 1.0), CANDIDATES.index(tuple(candidate))
 
@@ -290,15 +290,15 @@ def configs(machine: Machine, words: Words, parts: int) -> tuple[Config, ...]:
     )
 
 
-def parts_of(machine: Machine, words: Words) -> int:
+def parts_of(machine: Machine, facts: PackedProduct) -> int:
     """Into how many parts the groups are split: 1 where the columns alone fill the device."""
-    programs = cdiv(words.columns, 4)
-    steps = words.groups // 32
+    programs = cdiv(facts.columns, 4)
+    steps = facts.groups // 32
     return max(min(cdiv(2 * machine.multiprocessors, programs), steps, 16), 1)
 
 
-def grid(words: Words) -> Grid:
+def grid(facts: PackedProduct) -> Grid:
     def programs(size: Mapping[str, int]) -> Sequence[int]:
-        return cdiv(words.columns, size["BN"]), size["PARTS"]
+        return cdiv(facts.columns, size["BN"]), size["PARTS"]
 
     return programs

@@ -1,0 +1,1 @@
+"""Convolutions in NHWC as implicit matrix products, and depthwise convolutions."""

@@ -1,0 +1,92 @@
+"""Convolutions on the GPU: every form at awkward sizes; integers equal the CPU's to the bit."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from on_gpu import check_graph
+
+import bitwright as bw
+from bitwright.ir.dtype import dtype
+
+ATOL = {"f32": 1e-4, "f16": 3e-2, "bf16": 0.25}
+CASES = {
+    "pointwise": ((2, 17, 5, 7), (9, 17, 1, 1), {}),
+    "pointwise, stride 2": ((1, 32, 7, 6), (16, 32, 1, 1), {"strides": (2, 2)}),
+    "3x3": ((2, 32, 7, 8), (17, 32, 3, 3), {"pads": (1, 1, 1, 1)}),
+    "odd channels": ((1, 19, 6, 5), (7, 19, 3, 2), {"pads": (1, 0, 2, 1), "strides": (2, 1)}),
+    "first layer": ((1, 3, 17, 16), (8, 3, 7, 7), {"pads": (3, 3, 3, 3), "strides": (2, 2)}),
+    "dilated": ((1, 16, 9, 9), (4, 16, 3, 3), {"dilations": (2, 3), "pads": (2, 3, 2, 3)}),
+    "groups": ((1, 32, 5, 6), (6, 16, 3, 3), {"groups": 2, "pads": (1, 1, 1, 1)}),
+    "small groups": ((1, 6, 5, 6), (4, 3, 2, 2), {"groups": 2}),
+    "depthwise": ((2, 33, 7, 5), (33, 1, 3, 3), {"groups": 33, "pads": (1, 1, 1, 1)}),
+    "multiplier": ((1, 4, 6, 6), (8, 1, 3, 3), {"groups": 4, "strides": (2, 2)}),
+    "one axis": ((2, 16, 11), (5, 16, 3), {"pads": (1, 1)}),
+    "three axes": ((1, 16, 4, 3, 5), (3, 16, 2, 3, 2), {"pads": (0, 1, 0, 1, 1, 0)}),
+}
+
+
+def values(*shape, seed=0, element=np.float32):
+    rng = np.random.default_rng(seed)
+    if np.dtype(element).kind in "iu":
+        limits = np.iinfo(element)
+        return rng.integers(limits.min, limits.max + 1, shape).astype(element)
+    return rng.standard_normal(shape).astype(element)
+
+
+def text(array):
+    return f"{dtype(array.dtype)}[{', '.join(map(str, array.shape))}]"
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("element", [np.float32, ml_dtypes.bfloat16])
+def test_float_layers(case, element):
+    shape, filters, attrs = CASES[case]
+    x, w = values(*shape, element=element), values(*filters, seed=1, element=element)
+    b = bw.Builder("g")
+    bias = b.constant(values(len(w), seed=2, element=element))
+    y = b.relu(b.conv(b.input("x", text(x)), b.constant(w), bias, **attrs))
+    check_graph(b.build(y=y), {"x": x}, atol=ATOL[str(dtype(element))])
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("element", [np.int8, np.uint8])
+def test_int8_layers_are_equal_to_the_bit(case, element):
+    shape, filters, attrs = CASES[case]
+    x, w = values(*shape, element=element), values(*filters, seed=1, element=np.int8)
+    b = bw.Builder("g")
+    bias = b.constant(np.random.default_rng(3).integers(-999, 999, len(w)).astype(np.int32))
+    zero = b.constant(np.array(7, element))
+    sums = b.integer_conv(b.input("x", text(x)), b.constant(w), zero, None, bias, **attrs)
+    scale = np.abs(values(len(w), *(1,) * (x.ndim - 2), seed=4)) * 1e-3 + 1e-4
+    y = b.mul(b.cast(sums, to="f32"), b.constant(scale.astype(np.float32)))
+    residual = values(*sums.shape, seed=5)
+    y = b.relu(b.add(y, b.input("r", text(residual))))
+    graph = b.build(
+        y=b.requantize(b.mul(y, np.float32(20)), b.constant(np.array(-9, np.int8)), to="i8")
+    )
+    feeds = {"x": x, "r": residual}
+    exe = check_graph(graph, feeds)
+    on_cpu = bw.compile(graph, target="cpu").run(feeds)["y"]
+    np.testing.assert_array_equal(exe.run(feeds)["y"], on_cpu)
+
+
+def test_a_network_stays_channels_last():
+    b = bw.Builder("g")
+    x = b.input("x", "f32[n, 3, 12, 12]")
+    y = b.relu(b.conv(x, b.constant(values(16, 3, 3, 3)), None, pads=(1, 1, 1, 1)))
+    z = b.conv(y, b.constant(values(16, 16, 3, 3, seed=1)), None, pads=(1, 1, 1, 1))
+    z = b.relu(b.add(b.conv(b.relu(z), b.constant(values(16, 16, 1, 1, seed=2))), y))
+    feeds = {"x": values(2, 3, 12, 12)}
+    exe = check_graph(b.build(y=z), feeds, rtol=1e-4, atol=1e-3)
+    empty = exe.run({"x": feeds["x"][:0]})
+    assert next(iter(empty.values())).shape == (0, 16, 12, 12)
+    kernels = [s.kernel.rpartition("_")[0] for s in exe.engine.artifact.schedule.steps]
+    assert sum(name.startswith("copy") for name in kernels) == 2, kernels  # the borders
+
+
+def test_zero_points_of_filters():
+    x, w = values(1, 16, 5, 5, element=np.uint8), values(4, 16, 3, 3, seed=1, element=np.uint8)
+    b = bw.Builder("g")
+    zeros = b.constant(np.array([128, 128, 128, 128], np.uint8))
+    y = b.integer_conv(b.input("x", text(x)), b.constant(w), b.constant(np.uint8(9)), zeros, None)
+    check_graph(b.build(y=y), {"x": x})
