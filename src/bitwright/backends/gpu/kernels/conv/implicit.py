@@ -3,7 +3,7 @@
     taps   a step is a range of channels of one tap: rows of x are contiguous (16 channels and more)
     flat   K is all taps × channels in one range, with an address per element (few channels)
 
-The tiles of x are gathered from the image where they are read; nothing is copied before. Taps
+The tiles of x are gathered from the image where they are read; nothing is copied before. Pixels
 outside of the image have the value `fill`: 0, or the zero point of x. Program axis 0 counts tiles
 and groups.
 """
