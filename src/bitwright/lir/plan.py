@@ -86,6 +86,17 @@ class Planner:
         self._sizes = SizeList()
         self._counts = [self._sizes.add(live.buffer.count) for live in self.ranges]
         self._element_bytes = [_element_bytes(live.buffer) for live in self.ranges]
+        pairs = zip(self._counts, self._element_bytes, strict=True)
+        self._distinct = {pair: live.buffer for pair, live in zip(pairs, self.ranges, strict=True)}
+        """A buffer of each count and element width."""
+
+    def fits(self, plan: Plan, bindings: Mapping[str, int]) -> bool:
+        """Whether the buffers of a plan hold what these sizes need."""
+        sizes = self._sizes.values(bindings)
+        return all(
+            0 <= sizes[count] * element <= plan.nbytes[buffer]
+            for (count, element), buffer in self._distinct.items()
+        )
 
     def plan(self, bindings: Mapping[str, int]) -> Plan:
         sizes = self._sizes.values(bindings)

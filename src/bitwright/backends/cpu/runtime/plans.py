@@ -21,14 +21,15 @@ from bitwright.backends.cpu.lowering.artifact import CompiledArtifact
 from bitwright.backends.cpu.runtime.memory import DynamicMemory, Memory, PlannedMemory, allocate
 from bitwright.backends.cpu.runtime.pool import Pool
 from bitwright.backends.cpu.runtime.steps import KernelSegment, StepTable, segments_of
-from bitwright.errors import RunError
-from bitwright.ir.allocation import require_room
+from bitwright.errors import BitwrightError, RunError
+from bitwright.ir.allocation import require_bytes, require_room
 from bitwright.ir.dim import Size, Sizes, evaluate
 from bitwright.lir.buffer import Buffer
-from bitwright.lir.plan import Planner
+from bitwright.lir.plan import Plan, Planner
 from bitwright.lir.schedule import PythonStep
 
 MAX_PLANS = 16
+MAX_LAYOUTS = 4
 Segment = PythonStep | KernelSegment | StepTable
 Output = tuple[str, Buffer, tuple[int, ...], np.dtype[Any]]
 """Name, buffer, shape and element type."""
@@ -82,6 +83,8 @@ class RunPlans:
         self.tables: OrderedDict[Any, tuple[PlannedMemory, list[Segment]]] = OrderedDict()
         """Memory and step tables by sizes, the least recently used first."""
         self.by_shapes: dict[Any, PreparedRun] = {}
+        self._layouts: list[Plan] = []
+        """The last memory plans."""
         self._last_sizes: dict[Any, dict[str, int]] = {}
         """Data-dependent sizes of the last run, by the types and shapes of its inputs."""
 
@@ -120,19 +123,13 @@ class RunPlans:
             bindings = Sizes(bindings)
             code.checks.verify(bindings)
             self._check_outputs(bindings)
-            layout = code.planner.plan(bindings)
+            layout = self._layout(bindings)
             if layout.total > self.arena.nbytes:
                 self.arena = allocate(layout.total)
                 self.tables.clear()  # they hold addresses of the old arena
                 self.by_shapes.clear()
             memory = PlannedMemory(bindings, layout, self.arena)
-            self.tables[key] = (
-                memory,
-                [
-                    StepTable(s, memory, pool.small_bytes()) if isinstance(s, KernelSegment) else s
-                    for s in code.segments
-                ],
-            )
+            self.tables[key] = memory, self._segments(memory, pool)
             while len(self.tables) > MAX_PLANS:
                 self.tables.popitem(last=False)
             self.by_shapes.clear()  # it may refer to dropped tables
@@ -142,6 +139,38 @@ class RunPlans:
             for name, view in code.schedule.outputs.items()
         ]
         return PreparedRun(planned, segments, outputs, key)
+
+    def _layout(self, bindings: Sizes) -> Plan:
+        """A memory plan in which all buffers have room.
+
+        An earlier plan is used again if it has enough. The sizes of a second plan are rounded up,
+        because other lengths will follow.
+        """
+        planner = self._code.planner
+        found = next((plan for plan in self._layouts if planner.fits(plan, bindings)), None)
+        if found is None and self._layouts:
+            rounded = {name: 1 << max(0, size - 1).bit_length() for name, size in bindings.items()}
+            with suppress(BitwrightError):
+                roomy = planner.plan(Sizes(rounded))
+                require_bytes(roomy.total, "a run")
+                found = roomy if planner.fits(roomy, bindings) else None
+        if found is None:
+            found = planner.plan(bindings)
+        if found not in self._layouts:
+            self._layouts = [found, *self._layouts][:MAX_LAYOUTS]
+        return found
+
+    def _segments(self, memory: PlannedMemory, pool: Pool) -> list[Segment]:
+        """The segments with filled tables; like those of another run in the same layout."""
+        others = ((m, s) for m, s in reversed(self.tables.values()) if m.plan is memory.plan)
+        found = next((s for m, s in others if m.arena is memory.arena), self._code.segments)
+        small = pool.small_bytes()
+        return [
+            StepTable(s, memory, small, like if isinstance(like, StepTable) else None)
+            if isinstance(s, KernelSegment)
+            else s
+            for s, like in zip(self._code.segments, found, strict=True)
+        ]
 
     def _check_outputs(self, bindings: Mapping[str, int]) -> None:
         """Raise a `RunError` if an output exceeds the largest tensor size."""

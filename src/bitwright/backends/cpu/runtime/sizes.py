@@ -23,6 +23,8 @@ from bitwright.ir.verify import place
 from bitwright.ops.core.opdef import Kind, OpDef
 from bitwright.ops.core.registry import get
 
+_PRIMES = (100003, 100019, 100043, 100049, 100057)
+"""Sizes that no check expects."""
 # Ops of one operand that accept any size.
 _UNCHECKED = frozenset(
     {"identity", "optimization_barrier", "transpose", "cast", "softmax", "log_softmax"}
@@ -68,6 +70,8 @@ class SizeChecks:
         for check in checks:
             found.setdefault(_check_key(check.node), check)
         self.checks = tuple(found.values())
+        self._seen = False
+        """Whether sizes were verified before."""
 
     @classmethod
     def of(cls, graph: Graph, without: Iterable[Node] = ()) -> SizeChecks:
@@ -83,8 +87,23 @@ class SizeChecks:
     def verify(self, bindings: Mapping[str, int]) -> None:
         """Raise a `RunError` if these sizes are inconsistent."""
         checker = _Checker(bindings)
-        for check in self.checks:
+        is_usual = self._seen and min(bindings.values(), default=1) > 0
+        for check in self._of_some_sizes if is_usual else self.checks:
             checker.check(check)
+        self._seen = True
+
+    @cached_property
+    def _of_some_sizes(self) -> tuple[Check, ...]:
+        """The checks that depend on the sizes, as far as samples of them show."""
+        names = sorted({s.name for check in self.checks for s in _symbols(check.node)})
+        ones, twos = dict.fromkeys(names, 1), dict.fromkeys(names, 2)
+        large = dict(zip(names, _PRIMES, strict=False))
+        if len(names) > len(_PRIMES):
+            return self.checks
+        mixed = [large | {name: size} for name in names for size in (1, 2)]
+        mixed += [ones | {name: large[name]} for name in names]
+        checkers = [_Checker(sample) for sample in (ones, twos, large, *mixed)]
+        return tuple(c for c in self.checks if not all(_passes(one, c) for one in checkers))
 
     def ready(self, bindings: Mapping[str, int], seen: set[Node]) -> None:
         """`verify` for nodes whose sizes are all bound and that are not in `seen`."""
@@ -156,6 +175,14 @@ class _Checker:
         if isinstance(item, (tuple, list)):
             return tuple(self._attr(part) for part in item)
         return item
+
+
+def _passes(checker: _Checker, check: Check) -> bool:
+    try:
+        checker.check(check)
+    except BitwrightError:
+        return False
+    return True
 
 
 def _check_key(node: Node) -> Any:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -35,17 +34,6 @@ _BITS = (1 << 64) - 1
 _STATIC = (Storage.ARENA, Storage.CONSTANT)
 """Storage whose addresses do not change between runs."""
 Range = tuple[int, int]
-
-
-@dataclass(eq=False)
-class PerRun:
-    """The slots of one buffer whose array belongs to a run."""
-
-    buffer: Buffer
-    positions: Array
-    offsets: Array
-    last: Array | None = None
-    """The array of the last run."""
 
 
 class KernelSegment:
@@ -94,15 +82,39 @@ class KernelSegment:
             for step in steps
         ]
         self.writes = [[self.buffer(buffer) for buffer in step.writes] for step in steps]
-        self.touched = [
-            [
+        touched = [
+            tuple(
                 (shapes.setdefault(view.shape, len(shapes)), view.dtype.numpy.itemsize)
                 for view in step.pointers.values()
-            ]
+            )
             for step in steps
         ]
-        """For each step: index of the shape and bytes per element of every view."""
+        patterns = {pattern: number for number, pattern in enumerate(dict.fromkeys(touched))}
+        self.patterns = list(patterns)
+        """Index of the shape and bytes per element of every view of a step, each once."""
+        self.pattern_of = [patterns[pattern] for pattern in touched]
         self.shapes = [[self.sizes.add(size) for size in shape] for shape in shapes]
+        self.flags: dict[Any, tuple[Array, bool]] = {}
+        """Flags of all steps by their ALONE flags, and whether one thread runs all."""
+        self._place_runs()
+
+    def _place_runs(self) -> None:
+        """Lists the slots that a run sets by buffer."""
+        places: dict[Buffer, list[tuple[int, int, int]]] = {}
+        for at, given, number, nbytes in self.per_run:
+            places.setdefault(given, []).append((at, number, nbytes))
+        flat = [place for found in places.values() for place in found]
+        self.run_slots = np.array(flat, np.intp).reshape(-1, 3).T
+        """Slots that a run sets: positions, indices of the offset, bytes per element."""
+        self.places: list[tuple[int, Buffer, slice, Array]] = []
+        """Inputs and outputs: number, buffer, range in `run_slots`, positions of its slots."""
+        self.state_places: list[tuple[int, Buffer, slice, Array]] = []
+        """The same for states."""
+        start = 0
+        for number, (given, found) in enumerate(places.items()):
+            part = slice(start, start := start + len(found))
+            kind = self.state_places if given.storage is Storage.STATE else self.places
+            kind.append((number, given, part, self.run_slots[0][part].copy()))
 
     def buffer(self, buffer: Buffer) -> int:
         """The index of a buffer."""
@@ -137,63 +149,79 @@ def segments_of(schedule: Schedule) -> Iterator[PythonStep | list[KernelStep]]:
 class StepTable:
     """A segment for one set of sizes, ready to run."""
 
-    def __init__(self, segment: KernelSegment, memory: Memory, small: int = 0) -> None:
-        """One thread runs steps that touch at most `small` bytes."""
+    def __init__(
+        self,
+        segment: KernelSegment,
+        memory: Memory,
+        small: int = 0,
+        like: StepTable | None = None,
+    ) -> None:
+        """One thread runs steps that touch at most `small` bytes.
+
+        `like` is a table of the segment for other sizes in the same memory plan.
+        """
         self.steps, self.memory = segment.steps, memory
         self.count = len(segment.steps)
         values = segment.sizes.values(memory.bindings)
-        ranges = segment.ranges(memory)
-        self.slots = segment.slots.copy()
         bits = np.array([value & _BITS for value in values], np.uint64)
-        starts = np.array([start & _BITS for start, _ in ranges], np.uint64)
+        if like is None:
+            ranges = segment.ranges(memory)
+            self.slots = segment.slots.copy()
+            self.starts = np.array([start & _BITS for start, _ in ranges], np.uint64)
+            segment.flags.clear()  # other ranges may overlap
+        else:
+            self.slots, self.starts = like.slots.copy(), like.starts
         position, size = segment.sized
         self.slots[position] = bits[size]
         position, buffer, offset, element = segment.placed
-        self.slots[position] = starts[buffer] + bits[offset] * element.astype(np.uint64)
-        places: dict[Buffer, list[tuple[int, int]]] = {}
-        for at, per_run, number, nbytes in segment.per_run:
-            places.setdefault(per_run, []).append((at, values[number] * nbytes & _BITS))
-        self._per_run: list[PerRun] = []
-        """Inputs and outputs: positions of their slots, and offsets."""
-        self._states: list[PerRun] = []
-        for given, found in places.items():
-            where = np.array(found, np.uint64).reshape(-1, 2).T.copy()
-            kind = self._states if given.storage is Storage.STATE else self._per_run
-            kind.append(PerRun(given, where[0].astype(np.intp), where[1]))
+        self.slots[position] = self.starts[buffer] + bits[offset] * element.astype(np.uint64)
+        _, numbers, nbytes = segment.run_slots
+        self.segment = segment
         self._token: object = None
+        self.offsets = bits[numbers] * nbytes.astype(np.uint64)
+        self.last: list[Array | None] = [None] * len(segment.places + segment.state_places)
+        """The array of each buffer that runs set, in the last run."""
+        if like is not None and np.array_equal(self.offsets, like.offsets):
+            self.last, self._token = like.last.copy(), like._token
+        alone = _alone(segment, values, small)
+        if alone not in segment.flags:
+            flags = _flags(segment, segment.ranges(memory), alone)
+            segment.flags[alone] = np.array(flags, np.uint64), all(f & ALONE for f in flags)
         table = segment.rows.copy()
         table[:, 1] += np.uint64(address_of(self.slots))
-        table[:, 2] = _flags(segment, ranges, _alone(segment, values, small))
+        table[:, 2], self.is_alone = segment.flags[alone]
         self.rows = table.reshape(-1)
         self.address = address_of(self.rows)
-        self.is_alone = bool(np.all(table[:, 2] & ALONE))
-        """Whether one thread runs all steps."""
 
     def set_addresses(self) -> None:
         """Set the addresses of inputs, outputs and states for the next run, where they changed."""
-        given = self.memory.given
-        self._set(self._per_run, given)
-        if self._token is not self.memory.states_token or self._token is None:
-            self._set(self._states, given)
-            self._token = self.memory.states_token
+        memory, segment = self.memory, self.segment
+        self._set(segment.places, memory.given)
+        if self._token is None or self._token is not memory.states_token:
+            self._set(segment.state_places, memory.given)
+            self._token = memory.states_token
 
-    def _set(self, places: Sequence[PerRun], given: Mapping[Buffer, Array]) -> None:
-        for place in places:
-            array = given[place.buffer]
-            if array is not place.last:
-                self.slots[place.positions] = place.offsets + np.uint64(address_of(array))
-                place.last = array
+    def _set(
+        self, places: Sequence[tuple[int, Buffer, slice, Array]], given: Mapping[Buffer, Array]
+    ) -> None:
+        last = self.last
+        for number, buffer, part, positions in places:
+            array = given[buffer]
+            if array is not last[number]:
+                self.slots[positions] = self.offsets[part] + np.uint64(address_of(array))
+                last[number] = array
 
 
-def _alone(segment: KernelSegment, values: Sequence[int], small: int) -> list[int]:
+def _alone(segment: KernelSegment, values: Sequence[int], small: int) -> tuple[int, ...]:
     """The ALONE flags of steps that touch at most `small` bytes."""
     if not small:
-        return [0] * len(segment.steps)
+        return (0,) * len(segment.steps)
     counts = [math.prod([values[size] for size in shape]) for shape in segment.shapes]
-    return [
+    flags = [
         ALONE if sum([counts[shape] * element for shape, element in views]) <= small else 0
-        for views in segment.touched
+        for views in segment.patterns
     ]
+    return tuple([flags[pattern] for pattern in segment.pattern_of])
 
 
 def _flags(segment: KernelSegment, ranges: Sequence[Range], alone: Sequence[int]) -> list[int]:
