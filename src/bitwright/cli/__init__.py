@@ -15,6 +15,7 @@ from bitwright.cli import explain as _explain
 from bitwright.cli import hardware as _hardware
 from bitwright.cli import ledger as _ledger
 from bitwright.cli import model as _model
+from bitwright.cli import perplexity as _perplexity
 from bitwright.cli import quantize as _quantize
 from bitwright.cli import report as _report
 from bitwright.cli import train as _train
@@ -40,6 +41,7 @@ assert all(
         _hardware,
         _ledger,
         _model,
+        _perplexity,
         _quantize,
         _report,
         _serve,

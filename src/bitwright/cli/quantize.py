@@ -18,8 +18,10 @@ from bitwright.cli import common
 from bitwright.cli.calibrate import subset_option, threads_option
 from bitwright.cli.data import data_options
 from bitwright.cli.export import export_options, options_given
+from bitwright.cli.perplexity import language_model_options, quantize_language_model
 from bitwright.cli.report import check_report, latency_option, report_option, write_report
 from bitwright.errors import BitwrightError, ExportError
+from bitwright.frontend.language.source import is_language_model
 from bitwright.warn import DataWarning
 
 Scores = dict[str, dict[str, float]]
@@ -67,6 +69,7 @@ if TYPE_CHECKING:  # commands import on use, so that --help is quick
     help="Score the float and the quantized model: the function gets a callable "
     "from a dict of arrays to a dict of arrays, and returns a number or a dict of numbers.",
 )
+@language_model_options
 @report_option
 @latency_option
 @threads_option
@@ -82,6 +85,9 @@ def quantize(
     proof_data: str | None,
     subset: int | None,
     evaluation: str | None,
+    text: str | None,
+    widths: tuple[str, ...],
+    size_budget: str | None,
     report_path: str | None,
     latency: bool,
     threads: int | None,
@@ -91,7 +97,8 @@ def quantize(
     """Quantize MODEL with calibration batches from DATA, and print each layer's scheme and why.
 
     The file is written atomically and never over MODEL. Ctrl-C ends the run between two batches
-    and saves their statistics, in the file of --statistics or next to OUTPUT.
+    and saves their statistics, in the file of --statistics or next to OUTPUT. A language model
+    (GGUF file, Hugging Face folder) is written as .bw or .gguf.
     """
     from bitwright.quant.data.batches import Batches
     from bitwright.report.compare import file_bytes
@@ -100,6 +107,20 @@ def quantize(
 
     form = options_given(output, export)
     options: dict[str, Any] = dict(form)
+    if is_language_model(Path(model)):
+        if data is not None or statistics or evaluation or report_path or proof_data:
+            raise BitwrightError(
+                "language models take --text, --widths and --size-budget", where=model
+            )
+        return quantize_language_model(
+            model, output, recipe, text, widths, size_budget, threads, as_json
+        )
+    if text or widths or size_budget:
+        raise BitwrightError(
+            "--text, --widths and --size-budget are for language models",
+            found=model,
+            expected="a GGUF file or a Hugging Face folder",
+        )
     rules = rules_of(recipe, form)
     check_output(output)
     check_report(report_path)

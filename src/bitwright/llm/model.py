@@ -7,9 +7,8 @@ model.graph_for(slots=1)         # another cache, the same weights
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,6 @@ class DecoderModel:
     source: ModelSource
     cache: CacheShape
     exact: bool = False
-    _files: list[Any] = field(default_factory=list, repr=False)
 
     @property
     def config(self) -> ModelConfig:
@@ -70,7 +68,7 @@ class DecoderModel:
 
     @cached_property
     def tokenizer_source(self) -> Mapping[str, Any] | Path | None:
-        return _tokenizer(self.source, self._files)
+        return self.source.tokenizer.open()
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +77,6 @@ class EncoderModel:
 
     source: ModelSource
     exact: bool = False
-    _files: list[Any] = field(default_factory=list, repr=False)
 
     @property
     def config(self) -> ModelConfig:
@@ -95,7 +92,7 @@ class EncoderModel:
 
     @cached_property
     def tokenizer_source(self) -> Mapping[str, Any] | Path | None:
-        return _tokenizer(self.source, self._files)
+        return self.source.tokenizer.open()
 
 
 def load_model(
@@ -136,21 +133,3 @@ def load_encoder(path: str | Path, exact: bool = False, dequantize: bool = False
     if not source.config.is_encoder:
         raise BitwrightError(f"{path} is no encoder", hint="Use load_model.")
     return EncoderModel(source, exact)
-
-
-def _tokenizer(source: ModelSource, files: list[Any]) -> Mapping[str, Any] | Path | None:
-    """Metadata, or a path; files that the model holds as text go to a temporary folder."""
-    tokenizer = source.tokenizer
-    if tokenizer.metadata:
-        return tokenizer.metadata
-    if tokenizer.folder is not None:
-        path = tokenizer.folder / "tokenizer.json"
-        return path if path.exists() else None
-    if "tokenizer.json" not in tokenizer.files:
-        return None
-    folder = tempfile.TemporaryDirectory(prefix="bitwright-tokenizer-")
-    files.append(folder)  # it is removed together with the model
-    for name, text in tokenizer.files.items():
-        if Path(name).name == name:
-            (Path(folder.name) / name).write_text(text, encoding="utf-8")
-    return Path(folder.name) / "tokenizer.json"

@@ -19,6 +19,7 @@ class Rope:
     """
 
     frequencies: tuple[float, ...]
+    theta: float = 10000.0
     scale: float = 1.0
     trained: int = 0
     beyond: tuple[tuple[float, ...], float] | None = None
@@ -94,6 +95,7 @@ def _rope(row: Mapping[str, Any]) -> Rope:
     beyond = row["beyond"]
     return Rope(
         tuple(row["frequencies"]),
+        float(row["theta"]),
         float(row["scale"]),
         int(row["trained"]),
         None if beyond is None else (tuple(beyond[0]), float(beyond[1])),

@@ -123,7 +123,7 @@ def _ropes(
     if (freqs := tensors.get("rope_freqs.weight")) is not None:
         factors = divisors(_values(freqs), dim // 2, "rope_freqs.weight")
         frequencies = np.asarray(ropes[0].frequencies) / factors
-        ropes = [Rope(tuple(frequencies.tolist()), ropes[0].scale)]
+        ropes = [Rope(tuple(frequencies.tolist()), theta, ropes[0].scale)]
     if found.local_theta:
         local = s.number("rope.freq_base_swa", default=found.local_theta)
         ropes.append(make_rope(local, dim, {}, context, f"{s.where}, rope"))

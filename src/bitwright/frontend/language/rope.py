@@ -39,15 +39,15 @@ def make_rope(
     kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
     original = int(scaling.get("original_max_position_embeddings") or context)
     if kind in ("default", "none", "mrope"):
-        return Rope(tuple(base.tolist()))
+        return Rope(tuple(base.tolist()), theta)
     if kind == "linear":
-        return Rope(tuple((base / _number(scaling, "factor", where)).tolist()))
+        return Rope(tuple((base / _number(scaling, "factor", where)).tolist()), theta)
     if kind == "llama3":
-        return Rope(tuple(_llama3(base, scaling, original, where).tolist()))
+        return Rope(tuple(_llama3(base, scaling, original, where).tolist()), theta)
     if kind == "yarn":
         return _yarn(base, theta, dim, scaling, original, where)
     if kind in ("longrope", "su"):
-        return _longrope(base, scaling, original, context, where)
+        return _longrope(base, theta, scaling, original, context, where)
     raise UnsupportedError(
         f"rotary embeddings of the kind {kind!r} are not supported",
         where=where,
@@ -102,11 +102,16 @@ def _yarn(
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
     ramp = np.clip((np.arange(dim // 2) - low) / max(high - low, 0.001), 0, 1)
-    return Rope(tuple((base / factor * ramp + base * (1 - ramp)).tolist()), float(scale))
+    return Rope(tuple((base / factor * ramp + base * (1 - ramp)).tolist()), theta, float(scale))
 
 
 def _longrope(
-    base: Array, scaling: Mapping[str, Any], original: int, context: int, where: str
+    base: Array,
+    theta: float,
+    scaling: Mapping[str, Any],
+    original: int,
+    context: int,
+    where: str,
 ) -> Rope:
     factor = scaling.get("factor") or context / original
     scale = scaling.get("attention_factor")
@@ -116,7 +121,7 @@ def _longrope(
         tuple((base / divisors(scaling.get(f"{kind}_factor"), len(base), where)).tolist())
         for kind in ("short", "long")
     )
-    return Rope(short, float(scale), original, (long, float(scale)))
+    return Rope(short, theta, float(scale), original, (long, float(scale)))
 
 
 def divisors(values: Sequence[float] | Array | None, count: int, where: str) -> Array:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -50,6 +51,9 @@ class TokenizerSource:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     folder: Path | None = None
     files: Mapping[str, str] = field(default_factory=dict)
+    _folders: list[tempfile.TemporaryDirectory[str]] = field(
+        default_factory=list, repr=False, compare=False
+    )
 
     @property
     def is_empty(self) -> bool:
@@ -65,6 +69,26 @@ class TokenizerSource:
             if path.exists():
                 found[name] = path.read_text(encoding="utf-8")
         return found
+
+    def open(self) -> Mapping[str, Any] | Path | None:
+        """Metadata, or the path of a tokenizer.json; None if the model has no tokenizer.
+
+        Files that the model holds as text go to a temporary folder, which lives as long as this.
+        """
+        if self.metadata:
+            return self.metadata
+        if self.folder is not None:
+            path = self.folder / "tokenizer.json"
+            return path if path.exists() else None
+        if "tokenizer.json" not in self.files:
+            return None
+        if not self._folders:
+            self._folders.append(tempfile.TemporaryDirectory(prefix="bitwright-tokenizer-"))
+            for name in TOKENIZER_FILES:
+                if name in self.files:
+                    path = Path(self._folders[0].name) / name
+                    path.write_text(self.files[name], encoding="utf-8")
+        return Path(self._folders[0].name) / "tokenizer.json"
 
     def to_json(self) -> str:
         return json.dumps({"metadata": dict(self.metadata), "files": self.texts()})
@@ -159,7 +183,17 @@ def _of_gguf(path: Path, dequantize: bool) -> ModelSource:
     if dequantize:
         tensors = {name: _readable(tensor) for name, tensor in tensors.items()}
     tokens = {k: v for k, v in file.metadata.items() if k.startswith("tokenizer.")}
-    return ModelSource(path, config, tensors, TokenizerSource(tokens), metadata=file.metadata)
+    report = _report(file.metadata.get(f"bitwright.{REPORT_KEY}"))
+    return ModelSource(path, config, tensors, TokenizerSource(tokens), report, file.metadata)
+
+
+def _report(text: Any) -> dict[str, Any]:
+    """The report in a GGUF file that bitwright wrote."""
+    try:
+        found = json.loads(text or "{}")
+    except (ValueError, TypeError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _readable(tensor: StoredTensor) -> StoredTensor:

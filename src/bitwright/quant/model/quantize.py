@@ -25,6 +25,7 @@ from typing import Any
 
 from bitwright.backends.cpu.cache.kernel_store import compiler_workers
 from bitwright.errors import CalibrationError
+from bitwright.frontend.language.source import is_language_model
 from bitwright.frontend.load import load
 from bitwright.ir.arrays import Array
 from bitwright.ir.graph import Graph
@@ -48,6 +49,8 @@ WIDE = 4096
 """Products with more terms than this round their weights on all threads."""
 PROVER = "bitwright.proof.attach:attach_proof"
 """Adds the proof to a saved file; imported on first use."""
+LANGUAGE_MODELS = "bitwright.llm.quantize.run:quantize_model"
+"""Quantizes language models; imported on first use."""
 _POLICIES = {"bf16": "mixed_bf16", "f16": "mixed"}
 """Policies by float precision."""
 
@@ -107,6 +110,8 @@ def quantize(
     threads: int | None = None,
     progress: bool | None = None,
     float_precision: str | Policy | None = None,
+    widths: Mapping[str, int | str] | None = None,
+    size_budget: str | int | None = None,
 ) -> Quantized:
     """Quantize a model (graph, path, bytes, ModelProto or PyTorch module) with calibration data.
 
@@ -117,7 +122,23 @@ def quantize(
     ranges and nearest rounding, and nothing is measured. A weight-only recipe with rounding
     "nearest" needs neither. Float layers run at `float_precision` ("bf16", "f16" or a policy; None:
     the recipe's) in bitwright, and in f32 in other runtimes.
+
+    A language model (a GGUF file or a Hugging Face folder) is quantized layer by layer by the
+    recipe "w4", "w8" or "int8": `llm.quantize.run.quantize_model`, whose result has `save` and
+    `report` too. `data` is then text or tokens, `widths` gives bits by pattern, and `size_budget`
+    ("90MB") chooses them by measured errors.
     """
+    if isinstance(model, (str, Path)) and is_language_model(Path(model)):
+        given = (statistics, transform, subset, float_precision)
+        found: Quantized = _language_model(
+            model, data, recipe, given, widths=widths, size_budget=size_budget, threads=threads
+        )
+        return found
+    if widths is not None or size_budget is not None:
+        raise CalibrationError(
+            "widths and size_budget are options of language models",
+            hint="A recipe gives the precisions of other models: docs/quantization.md.",
+        )
     begin = time.perf_counter()
     rules = as_recipe(recipe)
     precision = rules.float_precision if float_precision is None else float_precision
@@ -168,6 +189,20 @@ def quantize(
         equalized=stages.equalized(state),
         observed=stages.observed(state),
     )
+
+
+def _language_model(
+    model: str | Path, data: Any, recipe: Any, given: tuple[Any, ...], **options: Any
+) -> Any:
+    """The quantized language model; it cannot use the other options of `quantize`."""
+    if any(option is not None for option in given):
+        raise CalibrationError(
+            "statistics, transform, subset and float_precision are not for language models"
+        )
+    if not isinstance(recipe, str):
+        raise CalibrationError("a language model needs the name of a recipe", found=type(recipe))
+    module, function = LANGUAGE_MODELS.split(":")
+    return getattr(importlib.import_module(module), function)(model, data, recipe, **options)
 
 
 def float_policy_of(precision: str | Policy) -> Policy:

@@ -1,0 +1,1 @@
+"""Writes language models: .bw and .gguf files."""
