@@ -139,7 +139,7 @@ def config_from_json(data: Mapping[str, Any], where: str) -> tuple[Architecture,
 
 
 def _activation(found: Architecture, s: Settings) -> str:
-    name = s.data.get("hidden_activation") or s.data.get("hidden_act") or found.activation
+    name = str(s.data.get("hidden_activation") or s.data.get("hidden_act") or found.activation)
     if name not in ACTIVATIONS:
         if name == found.activation:
             return found.activation

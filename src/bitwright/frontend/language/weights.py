@@ -106,7 +106,8 @@ def row_bytes(tensor: StoredTensor) -> Array:
     if not tensor.is_plain:
         return tensor.data
     data = np.ascontiguousarray(tensor.data)
-    return data.view(np.uint8).reshape(*data.shape[:-1], -1)
+    columns = data.shape[-1] * data.dtype.itemsize
+    return data.reshape(-1).view(np.uint8).reshape(*data.shape[:-1], columns)
 
 
 def dequantized(tensor: StoredTensor) -> Array:

@@ -175,7 +175,10 @@ def _rope_keys(c: ModelConfig) -> dict[str, Any]:
     if not c.ropes:
         return {}
     rope = c.ropes[0]
-    found = {"rope.freq_base": rope.theta, "rope.dimension_count": 2 * len(rope.frequencies)}
+    found: dict[str, Any] = {
+        "rope.freq_base": rope.theta,
+        "rope.dimension_count": 2 * len(rope.frequencies),
+    }
     if len(c.ropes) > 1:
         found["rope.freq_base_swa"] = c.ropes[1].theta
     divisors = rope_divisors(c)
