@@ -224,4 +224,4 @@ def test_a_graph_that_is_no_decoder():
     b = bw.Builder("other")
     graph = b.build(y=b.relu(b.input("x", "f32[3]")))
     with pytest.raises(BitwrightError, match="graph 'other': the graph is no decoder"):
-        Engine(Decoder(graph))
+        Engine(Decoder(bw.compile(graph)))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bitwright.errors import BitwrightError, RunError
+from bitwright.llm.engine.compiled import compile_model
 from bitwright.llm.engine.decoder import Decoder
 from bitwright.llm.engine.engine import Engine
 from bitwright.llm.engine.session import Session, load_session
@@ -48,11 +49,14 @@ class LanguageModel:
         exact: bool = False,
         target: str = "cpu",
     ) -> None:
+        path = None
         if isinstance(model, str | Path):
+            path = Path(model)
             model = load_model(model, context=context, cache=cache, slots=slots, exact=exact)
         self.model = model
         self.name: str = model.name
-        self.engine = Engine(Decoder(model.graph, threads, target))
+        layout = f"context={context} slots={slots} cache={cache} exact={exact}"
+        self.engine = Engine(Decoder(compile_model(model, path, layout, threads, target)))
         self.scheduler = Scheduler(self.engine)
 
     # text

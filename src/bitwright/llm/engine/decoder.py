@@ -8,27 +8,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from bitwright.compiler import compile
 from bitwright.errors import BitwrightError
-from bitwright.ir import Graph
+from bitwright.executable import Executable
 
 Array = np.ndarray[Any, Any]
 _ALIGNMENT = 64
 _INPUTS = ("tokens", "slot", "position", "rows")
-
-
-class Model(Protocol):
-    """What `bitwright.llm.model.load_model` returns."""
-
-    @property
-    def graph(self) -> Graph: ...
-
-    @property
-    def name(self) -> str: ...
 
 
 def _empty(shape: tuple[int, ...], element: np.dtype[Any]) -> Array:
@@ -42,7 +31,8 @@ def _empty(shape: tuple[int, ...], element: np.dtype[Any]) -> Array:
 class Decoder:
     """Runs rows of many sequences at once, and copies parts of the cache."""
 
-    def __init__(self, graph: Graph, threads: int | None = None, target: str = "cpu") -> None:
+    def __init__(self, executable: Executable) -> None:
+        graph = executable.interface
         names = tuple(value.name for value in graph.inputs)
         if set(names) != set(_INPUTS) or not graph.states:
             raise BitwrightError(
@@ -54,7 +44,7 @@ class Decoder:
         shapes = {v.name: v.tensor.concrete({}) for v in graph.states}
         first = next(iter(shapes.values()))
         self.slots, self.context = first[0], first[2]
-        self.executable = compile(graph, target=target, threads=threads)
+        self.executable = executable
         size = dict(graph.outputs)["logits"].tensor.shape[1]
         assert isinstance(size, int)
         self.vocabulary = size

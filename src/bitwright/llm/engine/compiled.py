@@ -1,0 +1,58 @@
+"""Compiles the graph of a language model, and keeps the result in the cache folder.
+
+The key holds the file of the model and how its cache is laid out, so a warm start neither builds
+the graph nor runs a pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bitwright import system
+from bitwright.backends.base import CachedModel, CacheEntry, find_backend
+from bitwright.compiler import CachedExecutable, Options, compile
+from bitwright.executable import Executable
+from bitwright.ir.graph import Graph
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """The entry of a file, whose graph is that of the loaded model."""
+
+    entry: CacheEntry[Any]
+    model: Any
+
+    def read(self) -> CachedModel[Any] | None:
+        return self.entry.read()
+
+    def write(self, graph: Graph, artifact: Any, files: Iterable[Path]) -> CachedModel[Any] | None:
+        return self.entry.write(graph, artifact, files)
+
+    def load_model(self) -> Graph:
+        graph: Graph = self.model.graph
+        return graph
+
+
+def compile_model(
+    model: Any, path: Path | None, layout: str, threads: int | None, target: str = "cpu"
+) -> Executable:
+    """The executable of `model.graph`; of a file, it is cached under `layout`."""
+    options = Options(target, threads, None)
+    backend = find_backend(target)
+    inner = None if path is None else backend.cache_entry(path, f"language model {layout}")
+    if inner is None:
+        return compile(model.graph, target=target, threads=threads)
+    entry = _Entry(inner, model)
+    found = entry.read()
+    if found is None:
+        executable = compile(model.graph, target=target, threads=threads)
+        engine: Any = executable.engine
+        found = entry.write(engine.graph, engine.artifact, ())
+        if found is None:
+            return executable
+        del executable, engine  # their constants: those of the cached file replace them
+        system.trim_memory()
+    return CachedExecutable(backend, entry, found, options)
