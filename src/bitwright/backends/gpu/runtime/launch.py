@@ -32,6 +32,12 @@ class Kernel:
         options = {} if self.is_interpreted else self.options
         self._function[grid](*arguments, **self.config.constants, **options)
 
+    def compile(self, tensors: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+        """Compile the kernel for these arguments without starting it."""
+        if not self.is_interpreted:
+            arguments, grid = self._arguments(tensors, sizes), self.grid(sizes)
+            self._function.warmup(*arguments, grid=grid, **self.config.constants, **self.options)
+
     @property
     def options(self) -> dict[str, Any]:
         return {
