@@ -13,6 +13,7 @@ import importlib
 import re
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from bitwright.backends.gpu.requirements import load_triton
 from bitwright.errors import CompileError
 
 WARP = 32
+WIDEST_ALIGNMENT = 16
+"""Of sizes, as Triton specializes kernels."""
 _INSTRUCTIONS = {
     "wgmma": r"wgmma\.mma_async",
     "mma": r"\bmma\.sync",
@@ -52,12 +55,16 @@ class Report:
 
 
 def compile_static(
-    source: KernelSource, config: Config, capability: tuple[int, int], is_wide: bool = False
+    source: KernelSource,
+    config: Config,
+    capability: tuple[int, int],
+    is_wide: bool = False,
+    sizes: Mapping[str, object] | None = None,
 ) -> Report:
     """The report of one kernel with one configuration; raises a `CompileError` with the reason.
 
     Sizes are taken as 32-bit integers, or 64-bit ones if `is_wide`, and pointers as aligned to 16
-    bytes.
+    bytes. As at a launch, known `sizes` that are multiples of 16 count as such.
     """
     triton = load_triton()
     if interpreted():
@@ -66,6 +73,10 @@ def compile_static(
     targets = importlib.import_module("triton.backends.compiler")
     function = load_kernel(source.module(native=True))
     signature, attributes = _signature(source, config, "i64" if is_wide else "i32")
+    for number, name in enumerate(source.sizes, len(source.pointers)):
+        known = (sizes or {}).get(name)
+        if isinstance(known, int) and known % WIDEST_ALIGNMENT == 0:
+            attributes[(number,)] = [["tt.divisibility", WIDEST_ALIGNMENT]]
     text = compiler.ASTSource(
         fn=function, signature=signature, constexprs=dict(config.constants), attrs=attributes
     )

@@ -24,7 +24,7 @@ def body(geometry: Geometry, filters: int, type_: str, fill: str, tail: str) -> 
     """`type_` is that of the sum, `fill` the value of pixels outside of the image."""
     inside = geometry.inside("[:, None]")
     mask = f"here & {inside}" if inside else "here"
-    centred = f"x_tile = x_tile - {fill}" if fill != "0" else ""
+    centred = f"x_tile = x_tile - {fill}" if fill not in ("0", "0.0") else ""
     lines = [
         *geometry.tap_lines("tap"),
         f"x_tile = tl.load(x_at + shift * C, mask={mask}, other={fill}).to({type_})",

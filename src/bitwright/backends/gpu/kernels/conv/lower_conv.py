@@ -54,7 +54,7 @@ def lower_conv(ctx: GpuLowering, node: Node, region: RegionView) -> None:
         raise NoKernelError(f"there is no convolution of {x.dtype} with {w.dtype}")
     conv = Convolution(ctx, node, region, x, _constant(w))
     finish = conv.bias(bias)
-    conv.launch(conv.filters, "0", finish, f"{x.dtype} on tensor cores")
+    conv.launch(conv.filters, "0.0", finish, f"{x.dtype} on tensor cores")
 
 
 @lowers("integer_conv")

@@ -197,7 +197,7 @@ def pipelined_body(product: Product, tail: str, split: bool = False) -> str:
     x_at = _offset(("rows_in[:, None]", "k[None, :]"), product.x_strides, ("x_row", "x_k"))
     w_at = _offset(("k[:, None]", "columns_in[None, :]"), product.w_strides, ("w_k", "w_column"))
     whole = "(K % (BK * PARTS) == 0)" if split else "(K % BK == 0)"
-    x_other, w_other = (128 if dtype == u8 else 0 for dtype in (product.x, product.w))
+    x_other, w_other = (nothing(dtype) for dtype in (product.x, product.w))
     loads = [
         (f"tl.load({source})", f"tl.load({source}, mask={mask}, other={other})")
         for source, mask, other in (
@@ -279,6 +279,11 @@ def pipelined_grid_of_sums(columns: Size) -> Grid:
 def _tiles(size: Mapping[str, int], columns: Size) -> int:
     wide = columns if isinstance(columns, int) else size["N"]
     return cdiv(size["M"], size["BM"]) * cdiv(wide, size["BN"])
+
+
+def nothing(dtype: DType) -> str:
+    """The stored value that counts as 0 in a product."""
+    return "128" if dtype == u8 else "0" if dtype.is_integer else "0.0"
 
 
 def _signed(text: str, dtype: DType) -> str:

@@ -1,0 +1,40 @@
+"""What the compiler makes of products for capability 9.0 and 8.0, without a GPU."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory):
+    script = Path(__file__).parent / "static_products.py"
+    folder = str(tmp_path_factory.mktemp("triton"))
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": folder}
+    done = subprocess.run(
+        [sys.executable, str(script)], check=False, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    "kernel, instructions",
+    [
+        ("int8 on sm_90: matmul_i8_tma", {"wgmma", "tma"}),
+        ("int8 on sm_80: matmul_i8", {"mma", "cp_async"}),
+        ("bf16 on sm_90: matmul_bf16_tma", {"wgmma", "tma"}),
+        ("int4 row on sm_90: dequant_matmul_i4_words", {"dp4a", "v4_loads"}),
+        ("int8 convolution on sm_90: conv_i8", {"wgmma", "cp_async"}),
+    ],
+)
+def test_the_static_choice_uses_the_units_and_does_not_spill(reports, kernel, instructions):
+    report = reports[kernel]
+    assert instructions <= set(report["instructions"])
+    assert report["spills"] == 0
