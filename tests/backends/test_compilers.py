@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -135,9 +136,24 @@ def test_a_forked_process_compiles_without_the_workers(monkeypatch):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-def test_workers_end_while_a_forked_process_runs():
+@pytest.mark.parametrize("moment", ["after the start", "during the start"])
+def test_workers_end_while_a_forked_process_runs(monkeypatch, moment):
+    begun = threading.Event()
+
+    def start(code):
+        process = start_python(code)
+        begun.set()
+        time.sleep(0.2)  # the caller does not know the process yet
+        return process
+
+    if moment == "during the start":
+        monkeypatch.setattr(system, "start_python", start)
     with compilers.hold_workers():
-        made()
+        jobs = [compilers.submit(one, host()) for one in TEXTS]
+        if moment == "during the start":
+            assert begun.wait(100)
+        else:
+            assert all(job.result() for job in jobs)
         found = workers()
         source, sink = os.pipe()
         child = os.fork()
@@ -145,8 +161,9 @@ def test_workers_end_while_a_forked_process_runs():
             os.close(sink)
             os.read(source, 1)  # until the parent is done
             os._exit(0)
+        assert all(job.result() for job in jobs)
     for worker in found:
-        worker.join(20)
+        worker.join(100)
     is_left = any(worker.is_alive() for worker in found)
     os.close(sink)
     os.waitpid(child, 0)

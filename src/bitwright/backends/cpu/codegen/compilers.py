@@ -87,9 +87,10 @@ class _Worker(threading.Thread):
     def run(self) -> None:
         try:
             with suppress(OSError, ValueError, EOFError):
-                self.process = system.start_python(
-                    "from bitwright.backends.cpu.codegen.compilers import work; work()"
-                )
+                with _starting:
+                    self.process = system.start_python(
+                        "from bitwright.backends.cpu.codegen.compilers import work; work()"
+                    )
                 if self.process is not None:
                     self._serve(self.process)
         finally:
@@ -235,12 +236,16 @@ class _Pool:
 
 
 _pool = _Pool()
+_starting = threading.Lock()
+"""Held while a worker process starts and while this process forks: a forked child knows all pipes
+that it inherited."""
 
 
 def _reset_after_fork() -> None:
     """Reset the pool in a forked child: it has no threads, and closes the workers' input so that
     they end when the parent closes it too."""
     global _pool  # noqa: PLW0603
+    _starting.release()
     for worker in _pool.workers:
         if worker.process is not None and isinstance(worker.process.stdin, io.BufferedWriter):
             worker.process.stdin.raw.close()  # without flushing: the buffer belongs to the parent
@@ -248,7 +253,11 @@ def _reset_after_fork() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_after_fork)
+    os.register_at_fork(
+        before=lambda: _starting.acquire(),
+        after_in_parent=lambda: _starting.release(),
+        after_in_child=_reset_after_fork,
+    )
 
 
 def hold_workers(early: int = 0) -> AbstractContextManager[None]:
