@@ -97,6 +97,14 @@ def test_a_fixed_batch(timed):
     assert found.batch_name == "" and found.batch == 3 and "batch: fixed by the model" in str(found)
 
 
+def test_a_quantization_beyond_the_budget_is_replaced_by_a_quick_one(timed, monkeypatch):
+    monkeypatch.setattr(advice, "_QUANTIZE_SHARE", -1.0)
+    data = [{"x": draw(2, 24, seed=n)} for n in range(4)]
+    found = bw.advise(network(), data, threads=(1,), batches=(1,), budget=60)
+    assert "weights are rounded to nearest" in str(found)
+    assert found.precision == "int8" and found.sqnr_db["int8"] > 20
+
+
 def test_the_budget_leaves_things_out(timed):
     timed.update(f32=1e5, int8=1e5, bf16=1e5)
     found = bw.advise(network(), threads=(1,), batches=(1, 4), budget=5)

@@ -9,7 +9,8 @@ Without data, inputs are random: the int8 model is then a stand-in with the same
 its times have a meaning.
 
 The budget limits the time: what was not measured within it is left out, and the advice says so. A
-compilation or quantization that has begun is finished.
+compilation that has begun is finished. Quantization gets a part of the budget; beyond it, it is
+replaced by a quick one.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ from bitwright.machine.memory import arena_bytes, constant_bytes
 from bitwright.machine.preferences import thread_counts
 from bitwright.machine.timing import LEAST_CALLS, Timing, time_sides
 from bitwright.pipeline import compile_graph
+from bitwright.quant.calibration.time_limit import OutOfTimeError, time_limit
 from bitwright.quant.core.measure import quality
 from bitwright.quant.data.batches import Batches
-from bitwright.quant.model.quantize import quantize
+from bitwright.quant.model.quantize import Quantized, quantize
 from bitwright.report.batch_axis import (
     Feeds,
     batch_symbol,
@@ -56,6 +58,8 @@ _MOST_BATCHES, _RANDOM_BATCHES = 32, 4
 _FASTER, _THREAD_SLACK, _BATCH_SHARE = 1.05, 1.05, 0.9
 _BUSY = 1.5
 """Times whose quartiles differ by this factor are called unsteady."""
+_QUANTIZE_SHARE = 0.5
+"""The most of the remaining budget for quantization."""
 _GROUP_SECONDS = 1.5
 """The most measuring time of one number of threads and one batch size."""
 
@@ -209,11 +213,25 @@ class _Study:
     def _int8(self) -> Executable | None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DataWarning)
-            found = quantize(self.graph, self.calibration, "int8", progress=False)
+            found = self._quantized()
         if not any(layer.scheme != "float" for layer in found.report.layers):
             self.say("int8: the model has no layer that bw.quantize changes")
             return None
         return compile_graph(found.graph)
+
+    def _quantized(self) -> Quantized:
+        """The int8 model; made quickly if the usual way exceeds its part of the time."""
+        now = time.perf_counter()
+        try:
+            with time_limit(now + _QUANTIZE_SHARE * (self.stop - now)):
+                return quantize(self.graph, self.calibration, "int8", progress=False)
+        except OutOfTimeError:
+            self.say(
+                "int8: weights are rounded to nearest and ranges are those of one batch, because "
+                "the usual quantization exceeds the budget: bw.quantize is more accurate"
+            )
+        quick = {"base": "int8", "rounding": "nearest", "ranges": "peak", "attention": "float"}
+        return quantize(self.graph, self.calibration[:1], quick, progress=False)
 
     def measure(self, threads: Sequence[int], batches: Sequence[int]) -> None:
         """Time all precisions at each number of threads and batch size."""

@@ -17,5 +17,5 @@ Statistics for model quantization (`bw.quantize`):
     run                                     CalibrationRun: all batches, some of them held out
     stats_file                              save and resume a run
 
-Shared: progress, interrupt, blas, machine_code.
+Shared: progress, interrupt, time_limit, blas, machine_code.
 """

@@ -22,6 +22,7 @@ from bitwright.quant.calibration.interrupt import interrupt_between_steps
 from bitwright.quant.calibration.progress import progress_bar
 from bitwright.quant.calibration.stats import CalibrationStats, StatsBuilder
 from bitwright.quant.calibration.stats_file import ProcessedBatches, StatsFile
+from bitwright.quant.calibration.time_limit import check_time
 from bitwright.quant.data.batches import Batch, Batches, has_samples, no_samples
 from bitwright.quant.model.points import QuantizationPoint
 
@@ -109,6 +110,7 @@ class CalibrationRun:
             number, digest = known, self._processed.digest
         for number, batch in enumerate(batches, number + 1):  # noqa: B020 (it starts at `number`)
             advance()
+            check_time()
             if self._file is not None:
                 digest = stats_file.batch_digest(digest, batch)
             if number > known:

@@ -25,6 +25,7 @@ from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.check import verify
 from bitwright.passes.manager import History, run_passes
 from bitwright.pipeline import INFERENCE, compile_simple
+from bitwright.quant.calibration.time_limit import check_time
 from bitwright.quant.data.batches import Batch
 from bitwright.quant.model.points import QuantizationPoint
 from bitwright.quant.model.products import Product
@@ -165,6 +166,7 @@ class SensitivityAnalysis:
         return losses.worst
 
     def _run(self, batch: Batch, on: Collection[QuantizationPoint | Node]) -> dict[str, Any]:
+        check_time()
         switches = {name: np.array(point in on) for point, name in self._names.items()}
         assert self._exe is not None
         return self._exe.run({**batch, **switches})

@@ -18,6 +18,7 @@ from bitwright.pipeline import INFERENCE, PRECISION
 from bitwright.quant.calibration.ranges import Ranges
 from bitwright.quant.calibration.run import CalibrationRun
 from bitwright.quant.calibration.stats import CalibrationStats
+from bitwright.quant.calibration.time_limit import check_time
 from bitwright.quant.core.formats import FORMATS
 from bitwright.quant.model import mixed_precision_search
 from bitwright.quant.model.assign import Choice, assign, fallback, without_ignored
@@ -172,6 +173,7 @@ def round_weights(state: QuantizationState) -> None:
     for choice in state.choices:
         if choice.scheme == "float":
             continue
+        check_time()
         name, activation = choice.point.name, choice.activation
         before = state.rounded.get(name)
         if before is None or before[0] is not activation:
