@@ -35,7 +35,8 @@ from models.draw import Draw
 from models.packages import default_cache, fetch, read_member
 
 import bitwright as bw
-from bitwright.ir.container import to_bytes
+from bitwright.ir.container import save, to_bytes
+from bitwright.ir.graph import Graph
 from bitwright.target import host
 from bitwright.tuning.latency import interleaved, medians
 from bitwright.tuning.precision.metric import MaxDrop, Metric
@@ -113,20 +114,28 @@ def drawn_task(name: str, cache: Path) -> Task:
     return Task(graph, batches, batches[0], None)
 
 
-def measure(row: Row, task: Task, given: argparse.Namespace) -> None:
-    threads, drop = given.threads, MaxDrop.of(given.max_drop)
+def search(row: Row, task: Task, given: argparse.Namespace) -> Graph:
+    """The tuned graph; `--keep` saves it, uses one that is there, or continues its search."""
     say = (lambda text: print(f"  {text}", flush=True)) if given.verbose else None
+    kept = given.keep / f"{row.name}-{host().name}" if given.keep else None
+    if kept is not None and (kept / "facts.json").exists():
+        facts = json.loads((kept / "facts.json").read_text())
+        row.seconds, row.chosen, row.stopped = facts["seconds"], facts["chosen"], facts["stopped"]
+        row.precisions = facts["precisions"]
+        return bw.load(kept / "tuned.bw")
     begin = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) if kept is None else kept
         tuned = bw.tune(
             task.model,
             task.calibration,
             task.score,
             max_drop=given.max_drop,
             budget=given.budget,
-            threads=threads,
+            threads=given.threads,
             sample=task.sample,
             workdir=folder,
+            resume=(folder / "journal.jsonl").exists(),
             say=say,
         )
     row.seconds = time.perf_counter() - begin
@@ -134,8 +143,21 @@ def measure(row: Row, task: Task, given: argparse.Namespace) -> None:
     for layer in tuned.layers:
         precision = layer["precision"]
         row.precisions[precision] = row.precisions.get(precision, 0) + 1
+    if kept is not None:
+        kept.mkdir(parents=True, exist_ok=True)
+        save(tuned.graph, kept / "tuned.bw")
+        (kept / "facts.json").write_text(json.dumps(asdict(row)))
+    return tuned.graph
+
+
+def measure(row: Row, task: Task, given: argparse.Namespace) -> None:
+    threads, drop = given.threads, MaxDrop.of(given.max_drop)
+    tuned = search(row, task, given)
+    if given.search_only:
+        row.verdict = f"{row.stopped}; {row.chosen}"
+        return
     plain = bw.quantize(task.model, task.calibration, threads=threads)
-    graphs = {"float": task.model, "int8": plain.graph, "tuned": tuned.graph}
+    graphs = {"float": task.model, "int8": plain.graph, "tuned": tuned}
     exes = {side: bw.compile(graph, threads=threads) for side, graph in graphs.items()}
     times = medians(interleaved(exes, task.sample, given.rounds, most_seconds=120.0))
     row.milliseconds = {side: seconds * 1e3 for side, seconds in times.items()}
@@ -151,7 +173,7 @@ def measure(row: Row, task: Task, given: argparse.Namespace) -> None:
     if times["tuned"] > TOLERANCE * times["float"]:
         problems.append("slower than float")
     notes = []
-    if to_bytes(tuned.graph) == to_bytes(plain.graph):
+    if to_bytes(tuned) == to_bytes(plain.graph):
         notes.append("the same model as int8")
     elif times["tuned"] > TOLERANCE * times["int8"]:
         if metric.is_within(row.scores["int8"]):
@@ -176,6 +198,8 @@ def main() -> int:
     parser.add_argument("--yardstick", type=Path, help="folder of tasks.py")
     parser.add_argument("--cache", type=Path, default=default_cache(), help="folder of archives")
     parser.add_argument("--json", type=Path, help="file for the rows")
+    parser.add_argument("--keep", type=Path, help="folder of tuned models; those in it are used")
+    parser.add_argument("--search-only", action="store_true", help="compare in another run")
     parser.add_argument("--verbose", action="store_true", help="print every trial")
     given = parser.parse_args()
     warnings.simplefilter("ignore", BitwrightWarning)
