@@ -75,6 +75,49 @@ def test_the_damaged_layer_and_its_cause_come_first(damage, cause):
     assert first.fix.text in str(made)
 
 
+def outliers(quantized=False):
+    """A product whose input has a channel 60 times as large as the others."""
+    draw = np.random.default_rng(3)
+    w = draw.normal(size=(64, 32)).astype(np.float32)
+    w[5] /= 60
+    b = bw.Builder("outliers")
+    x = b.input("x", "f32[n, 64]")
+    if quantized:
+        scale, zero = np.float32(2 * 250 / 255), np.uint8(128)
+        x = b.dequantize(b.quantize(x, scale, zero, to="u8"), scale, zero)
+        scales = (np.abs(w).max(0) / 127).astype(np.float32)
+        rounded = np.round(w / scales).astype(np.int8)
+        w = b.dequantize(b.constant(rounded), b.constant(scales), axis=1)
+    else:
+        w = b.constant(w)
+    graph = b.build(y=b.matmul(x, w, name="fc"))
+    factors = np.where(np.arange(64) == 5, 60, 1).astype(np.float32)
+    return graph, [{"x": draw.normal(size=(20, 64)).astype(np.float32) * factors} for _ in range(4)]
+
+
+def test_smoothing_and_finer_granularity_are_measured():
+    made = bw.ledger(
+        outliers(True)[0], outliers()[1], float_model=outliers()[0], fixes=2, threads=1
+    )
+    line = next(line for line in made.lines if line.cause == "activation rounding")
+    found = {fix.action: fix for fix in [line.fix, *line.alternatives]}
+    assert set(found) == {"float_activations", "per_token", "smoothing", "restore_float"}
+    assert found["smoothing"].sqnr_db > found["per_token"].sqnr_db > made.sqnr_db
+    assert found["smoothing"].sqnr_db > made.sqnr_db + 10
+    assert all(fix.seconds is not None and fix.bytes is not None for fix in found.values())
+    gain = made.error_energy - min(fix.error for fix in found.values())
+    assert made.error_energy - line.fix.error >= 0.5 * gain
+    assert "also measured for fc, activation rounding: " in str(made)
+
+
+def test_finer_weights_restore_what_coarse_weights_lost():
+    made = bw.ledger(model(True, coarse=40), NEW_DATA, float_model=model(), fixes=1, threads=1)
+    found = {fix.action: fix for fix in [made.lines[0].fix, *made.lines[0].alternatives]}
+    assert set(found) == {"restore_float", "finer_weights"}
+    assert found["finer_weights"].sqnr_db > made.sqnr_db + 10
+    assert found["finer_weights"].bytes < found["restore_float"].bytes
+
+
 def test_values_outside_the_calibrated_range_are_a_range_shift():
     loud = [{"x": 3 * batch["x"]} for batch in NEW_DATA]
     made = bw.ledger(model(True), loud, float_model=model(), calibration=DATA, fixes=0, threads=1)
@@ -134,6 +177,7 @@ def test_json_has_the_documented_keys(tmp_path):
     )
     assert set(keys.split()) <= facts.keys()
     line = "layer value op scheme cause share leave_one_out predicted_sqnr_db predicted_metric fix"
+    line += " alternatives"
     assert set(line.split()) == facts["lines"][0].keys()
     assert {"action", "text", "bytes", "seconds", "metric"} <= facts["lines"][0]["fix"].keys()
     assert facts["outputs"]["logits"]["sqnr_db"] == pytest.approx(made.sqnr_db)

@@ -39,11 +39,23 @@ from bitwright.tuning.attribution import (
     measure_layers,
     prepared,
 )
-from bitwright.tuning.fixes import Fix, Variants, action_for, describe, score, time_added
+from bitwright.tuning.fixes import (
+    SMOOTHING,
+    TEXTS,
+    Fix,
+    Variants,
+    action_for,
+    actions_for,
+    best_of,
+    describe,
+    score,
+    time_added,
+)
 from bitwright.tuning.flips import Flip, Flips
 from bitwright.tuning.instrumented import Instrumented
 from bitwright.tuning.local_errors import Range
 from bitwright.tuning.matching import Matching
+from bitwright.tuning.requantized import channel_ranges, product_of
 from bitwright.tuning.schemes import scheme_of
 from bitwright.tuning.seen_ranges import seen_ranges
 
@@ -73,6 +85,9 @@ class LedgerLine:
     """The outputs' SQNR without it; None if no error would be left."""
     predicted_metric: float | None = None
     fix: Fix | None = None
+    """What helps; of several measured ones the fastest that helps about as much as the best."""
+    alternatives: list[Fix] = field(default_factory=list)
+    """The other measured fixes."""
 
 
 @dataclass(repr=False)
@@ -285,7 +300,6 @@ def _measure_fixes(
 ) -> None:
     """Give each line a fix, and measure those with the largest effect."""
     quantized, reference = state.matching.quantized, state.reference
-    variants = Variants(state.matching, state.shares, found.means)
     base = compiled(quantized, state.threads)
     curve: list[tuple[float, float]] = []
     name = ""
@@ -294,28 +308,48 @@ def _measure_fixes(
         (name, before), (_, after) = score(evaluate, exact), score(evaluate, base)
         made.metric = {"name": name, "float": before, "quantized": after}
         curve = [(0.0, before), (found.error, after)]
+    wanted: dict[tuple[str, str], list[str]] = {}  # actions by layer and cause
+    for line in made.lines:
+        if len(wanted) < count and line.leave_one_out > 0:
+            is_product = product_of(state.matching, line.value) is not None
+            wanted[line.value, line.cause] = actions_for(line.cause, line.scheme, is_product)
+    layers = {layer for (layer, _), actions in wanted.items() if SMOOTHING in actions}
+    batches = (one for one, _ in reference)
+    seen = channel_ranges(state.matching, layers, batches, state.threads)
+    variants = Variants(state.matching, state.shares, found.means, seen)
     measured: dict[tuple[str, str], Fix] = {}
     exes: dict[tuple[str, str], Any] = {}
-    for line in made.lines:
-        action = action_for(line.cause, line.scheme)
-        key = line.value, action
-        if key not in measured:
-            measured[key] = fix = Fix(action, "")
-            if len(exes) < count and line.leave_one_out > 0:
-                graph = variants.graph(*key)
-                exes[key] = exe = compiled(graph, state.threads)
-                fix.bytes = variants.added_bytes(graph)
-                energy = reference.energy(exe)
-                fix.sqnr_db = _decibels(energy)
-                if made.metric is not None:
-                    value = score(evaluate, exe)[1]
-                    fix.metric = value - made.metric["quantized"]
-                    curve.append((energy, value))
-        line.fix = measured[key]
+    schemes = {line.value: line.scheme for line in made.lines}
+    for (layer, _), actions in wanted.items():
+        for action in actions:
+            if (layer, action) in measured or (action == SMOOTHING and layer not in seen):
+                continue
+            measured[layer, action] = fix = Fix(action, "")
+            graph = variants.graph(layer, action, schemes[layer])
+            exes[layer, action] = exe = compiled(graph, state.threads)
+            fix.bytes = variants.added_bytes(graph)
+            fix.error = reference.energy(exe)
+            fix.sqnr_db = _decibels(fix.error)
+            if made.metric is not None:
+                value = score(evaluate, exe)[1]
+                fix.metric = value - made.metric["quantized"]
+                curve.append((fix.error, value))
     for key, seconds in zip(exes, time_added(base, list(exes.values()), batch), strict=True):
         measured[key].seconds = seconds
     for fix in measured.values():
         fix.text = describe(fix, made.sqnr_db, name)
+    for line in made.lines:
+        known = [
+            measured[line.value, action]
+            for action in wanted.get((line.value, line.cause), ())
+            if (line.value, action) in measured
+        ]
+        if known:
+            line.fix = best_of(known, found.error)
+            line.alternatives = [fix for fix in known if fix is not line.fix]
+        else:
+            action = action_for(line.cause, line.scheme)
+            line.fix = measured.get((line.value, action)) or Fix(action, TEXTS[action])
     for line in made.lines if curve else ():
         line.predicted_metric = _at(curve, found.error - line.leave_one_out)
 

@@ -104,15 +104,15 @@ class Instrumented:
         t = b.input(TIME, "f32[]")
         here = {value: value for node in quantized.nodes for value in node.outputs}
         errors = LocalErrors(b, self.matching, here, shares, observed)
-        reaching = _reaching(source)
+        used = reaching(source)
         found: dict[Value, tuple[LayerPair, dict[str, Value]]] = {}
         for site in self.matching.sites:
-            if site.value in reaching:
+            if site.value in used:
                 found[site.value] = site, errors.causes(site, split)
         new: dict[Value, Value] = {}
         self._inner: list[str] = []
         for node in source.nodes:
-            new.update(zip(node.outputs, _copied(b, node, new, quantized).outputs, strict=True))
+            new.update(zip(node.outputs, copied(b, node, new, quantized).outputs, strict=True))
             for value in node.outputs:
                 if value in found:
                     new[value] = self._inject(b, new[value], *found[value], t)
@@ -173,7 +173,7 @@ class Instrumented:
         return verify(prune(b.build()))
 
 
-def _copied(b: Builder, node: Node, new: Mapping[Value, Value], quantized: Graph) -> Node:
+def copied(b: Builder, node: Node, new: Mapping[Value, Value], quantized: Graph) -> Node:
     """A node of the float graph in the builder; inputs and states are those of `quantized`."""
     if node.op in ("input", "state") and node.name in quantized.values:
         return quantized.values[node.name].node
@@ -182,7 +182,7 @@ def _copied(b: Builder, node: Node, new: Mapping[Value, Value], quantized: Graph
     return b.append(node.with_(inputs=inputs, names=tuple(names)))
 
 
-def _reaching(graph: Graph) -> set[Value]:
+def reaching(graph: Graph) -> set[Value]:
     """The values on which a float output depends differentiably."""
     found = {value for _, value in graph.outputs if is_differentiable(value)}
     for node in reversed(graph.nodes):

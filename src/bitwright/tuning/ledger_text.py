@@ -69,6 +69,11 @@ def remarks(facts: Mapping[str, Any]) -> list[str]:
     if facts["metric"]:
         one = facts["metric"]
         found.append(f"{one['name']}: float {one['float']:.6g}, quantized {one['quantized']:.6g}")
+    for line in facts["lines"][:MOST_LINES]:
+        found += [
+            f"also measured for {line['layer']}, {line['cause']}: {fix['text']}"
+            for fix in line["alternatives"]
+        ]
     found.append(f"changed answers: {facts['flip_count']} of {facts['rows']}")
     found += [f"  {_flip(flip)}" for flip in facts["flips"][:MOST_FLIPS]]
     more = facts["flip_count"] - min(len(facts["flips"]), MOST_FLIPS)

@@ -33,6 +33,7 @@ WEIGHTS, ROUNDING, CLIPPING, SHIFT = (
 )
 TOTAL = "total"
 Range = tuple[float, float]
+ChangedOperands = Callable[[Node, tuple[Value | None, ...]], tuple[Value | None, ...]]
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,8 @@ class Copier:
     """Copies nodes of a graph behind some results into a builder.
 
     `take(value)` returns the value of the builder that stands for a value, or None if its node is
-    to be copied. `pair(pair, x)` returns what stands for a quantized activation.
+    to be copied. `pair(pair, x)` returns what stands for a quantized activation, and
+    `operands(node, inputs)` what a copied node reads.
     """
 
     def __init__(
@@ -101,8 +103,10 @@ class Copier:
         take: Callable[[Value], Value | None],
         prefix: str,
         pair: Callable[[Pair, Value], Value] | None = None,
+        operands: ChangedOperands | None = None,
     ) -> None:
         self.b, self.take, self.prefix, self.pair = b, take, prefix, pair
+        self.operands = operands
         self.place = {node: number for number, node in enumerate(graph.nodes)}
         self.changed = 0
         """Pairs replaced so far."""
@@ -140,6 +144,8 @@ class Copier:
                 new[node.outputs[0]] = self.pair(pair, new[pair.x])
                 return
             inputs = tuple(None if v is None else new[v] for v in node.inputs)
+            if self.operands is not None:
+                inputs = self.operands(node, inputs)
             names = tuple(self.b.fresh_name(self.prefix + name) for name in node.names)
             made = self.b.append(node.with_(inputs=inputs, names=names))
             for old, value in zip(node.outputs, made.outputs, strict=True):
@@ -188,7 +194,7 @@ class LocalErrors:
         found[ROUNDING] = b.sub(y_q, before)
         return found
 
-    def float_result(self, site: LayerPair) -> Value:
+    def float_result(self, site: LayerPair, operands: ChangedOperands | None = None) -> Value:
         """The float layer on the operands of the quantized model."""
         axis = _input_axis(site)
 
@@ -198,7 +204,7 @@ class LocalErrors:
                 return None
             return self._unscaled(value, self.here[partner], axis)
 
-        copier = Copier(self.b, self.matching.float_graph, take, "exact/")
+        copier = Copier(self.b, self.matching.float_graph, take, "exact/", operands=operands)
         return copier.copy([site.value])[site.value]
 
     def variant(self, site: LayerPair, pair: Callable[[Pair, Value], Value]) -> tuple[Value, int]:
