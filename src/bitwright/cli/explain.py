@@ -23,6 +23,7 @@ from bitwright.cli import common
 @click.option(
     "--threads", type=click.IntRange(1), help="Threads of the profile; default: all cores."
 )
+@click.option("--target", default="cpu", show_default=True, help="cpu or cuda.")
 @click.option("--rounds", default=20, show_default=True, type=click.IntRange(1))
 @common.size_option
 @common.precision_option
@@ -37,6 +38,7 @@ def explain(
     schedule: bool,
     profile: bool,
     threads: int | None,
+    target: str,
     rounds: int,
     sizes: dict[str, int],
     precision: str | None,
@@ -53,7 +55,7 @@ def explain(
     graph = common.load(model)
     check_sizes(sizes, (s.name for s in graph.input_symbols), f"graph {graph.name!r}")
     exe = common.working("compiling")(bitwright.compile)(
-        graph, threads=threads, precision=precision
+        graph, target=target, threads=threads, precision=precision
     )
     if node:
         return show_node(report.explain_node(exe.history, node, exe.engine.schedule), as_json)

@@ -100,7 +100,7 @@ def show_conformance(as_json: bool) -> None:
 @click.option("--inputs", "archive", type=click.Path(), help=".npz by input name, or .npy.")
 @click.option("--seed", default=0, help="Seed of random inputs, if none are given.")
 @click.option("--threads", type=int, help="Threads; default: the number of cores.")
-@click.option("--target", default="cpu", help="cpu, or reference for the interpreter.")
+@click.option("--target", default="cpu", help="cpu, cuda, or reference for the interpreter.")
 @common.size_option
 @common.precision_option
 @click.option("-o", "--output", type=click.Path(), help=".npz to write the outputs to.")

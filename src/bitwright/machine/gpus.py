@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from bitwright.backends.gpu.profile.peaks import GpuPeaks, remembered
+
 _NVML = ("nvml.dll",) if sys.platform == "win32" else ("libnvidia-ml.so.1", "libnvidia-ml.so")
 _CUDA = ("nvcuda.dll",) if sys.platform == "win32" else ("libcuda.so.1", "libcuda.so")
 _NAME_BYTES = 96
@@ -50,8 +52,17 @@ class Gpu:
         """Whether there is a dot product of four 8-bit values outside of tensor cores."""
         return self.capability >= (6, 1)
 
+    def measured(self) -> GpuPeaks | None:
+        """The rates remembered from a measurement on such a device: copies, products, accumulation.
+
+        `bitwright explain --target cuda --profile` measures them once.
+        """
+        return remembered(self.name)
+
     def as_json(self) -> dict[str, Any]:
-        return asdict(self) | {"tensor_core_formats": self.formats, "dp4a": self.has_dp4a}
+        found = self.measured()
+        rates = {"measured": None if found is None else asdict(found)}
+        return asdict(self) | rates | {"tensor_core_formats": self.formats, "dp4a": self.has_dp4a}
 
     def __str__(self) -> str:
         major, minor = self.capability

@@ -155,14 +155,17 @@ def profile(
     exe = model if isinstance(model, Executable) else compile(model, threads=threads)
     if feeds is None:
         feeds = random_inputs(exe.graph, sizes or {}, seed=0)
-    if not isinstance(exe.engine, Program):
-        raise RunError("only compiled models have steps to time", expected="target 'cpu'")
+    device_peaks = getattr(exe.engine, "roof", None)  # a GPU knows its own
+    if not isinstance(exe.engine, Program) and device_peaks is None:
+        raise RunError("only compiled models have steps to time", expected="target 'cpu' or 'cuda'")
     if rounds < 1:
         raise RunError("rounds must be at least 1", found=rounds)
+    if device_peaks is not None:
+        device_peaks()  # an interpreted GPU has none, and says so before the run
     exe.run(feeds)  # checks the feeds, and warms up
     graph = exe.history.stages[-1].graph
     found = exe.engine.profile(feeds, rounds)
-    peaks = measure(found.threads)
+    peaks = measure(found.threads) if device_peaks is None else device_peaks()
     rows = list(step_rows(graph, found, peaks))
     times = found.run_seconds, found.overhead_seconds, found.barrier_seconds
     return ProfileReport(

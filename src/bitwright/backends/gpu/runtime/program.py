@@ -9,6 +9,7 @@ programs share the device.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -16,8 +17,10 @@ from typing import Any
 import numpy as np
 
 from bitwright.backends.base import Profile
+from bitwright.backends.cpu.profile.peaks import Level, Peaks
 from bitwright.backends.cpu.runtime.run_lock import RunLock
 from bitwright.backends.gpu.lowering.artifact import GpuArtifact
+from bitwright.backends.gpu.profile.peaks import peaks
 from bitwright.backends.gpu.runtime.arguments import Given, Results, fault_error, read_inputs
 from bitwright.backends.gpu.runtime.device import Device
 from bitwright.backends.gpu.runtime.kernels import KernelError, KernelTable
@@ -153,6 +156,20 @@ class GpuProgram:
         from bitwright.backends.gpu.profile.steps import profile
 
         return profile(self, feeds, rounds)
+
+    def roof(self) -> Peaks:
+        """The measured rates of the device: 16-bit and 8-bit products, copies."""
+        found = peaks(self.device)
+        if found is None:
+            raise RunError(
+                "kernels run in Triton's interpreter, whose times say nothing about a GPU",
+                expected="a CUDA device",
+            )
+        rates = found.operations
+        floats = max((rates[k] for k in ("bf16", "f16", "f32") if k in rates), default=1.0)
+        eights = max((rates[k] for k in ("int8", "f8e4m3fn") if k in rates), default=None)
+        memory = Level("device memory", math.inf, found.bytes_per_second)
+        return Peaks(1, floats, eights, (memory,))
 
     def run_steps(
         self, feeds: Mapping[str, Any], around: Callable[[Any, Callable[[], None]], None]
