@@ -66,6 +66,7 @@ def main() -> int:
     parser.add_argument("--precision", default="mixed_bf16")
     parser.add_argument("--capability", default="8.0,9.0")
     parser.add_argument("--all", action="store_true", help="all candidates of tuning")
+    parser.add_argument("--families", action="store_true", help="one kernel of each family")
     parser.add_argument("--only", default="", help="kernels whose name contains this")
     parser.add_argument("--json", default="", help="write the reports to a file")
     options = parser.parse_args()
@@ -73,9 +74,11 @@ def main() -> int:
     failed = 0
     for text in options.capability.split(","):
         major, minor = (int(part) for part in text.split("."))
+        seen: set[str] = set()
         for name, source in sources(options.model, options, (major, minor)).items():
-            if options.only not in name:
+            if options.only not in name or (options.families and source.family in seen):
                 continue
+            seen.add(source.family)
             for config in source.configs if options.all else source.configs[:1]:
                 try:
                     found = compile_static(source, config, (major, minor))

@@ -22,7 +22,8 @@ if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 OPTIONAL = (
-    *("torch", "onnxruntime", "onnxscript", "openvino", "safetensors", "yaml", "PIL", "mypy"),
+    *("torch", "triton", "onnxruntime", "onnxscript", "openvino", "safetensors"),
+    *("yaml", "PIL", "mypy"),
     *("tokenizers", "jinja2", "llguidance", "starlette", "uvicorn", "httpx", "openai"),
 )
 """Packages of the extras, by the names they are imported with."""
