@@ -5,6 +5,7 @@ defines the commands of one topic; importing it adds them to the group.
 """
 
 from bitwright.cli import bench as _bench
+from bitwright.cli import bench_llm as _bench_llm
 from bitwright.cli import calibrate as _calibrate
 from bitwright.cli import check as _check
 from bitwright.cli import compare as _compare
@@ -30,6 +31,7 @@ from bitwright.cli.language import serve as _serve
 assert all(
     (
         _bench,
+        _bench_llm,
         _calibrate,
         _check,
         _compare,

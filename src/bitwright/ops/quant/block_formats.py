@@ -30,8 +30,8 @@ RUN = 32
 class Parts:
     """The parts of n blocks; scales as they are stored, so that kernels may store them too."""
 
-    q: Array
-    """u8[n, elements]: values plus `zero`, or indices of the table."""
+    unpack: Callable[[], Array]
+    """Computes `q`, which a kernel's packing may not need."""
     scale: Array
     """f16 or f32 [n]"""
     minimum: Array | None = None
@@ -40,6 +40,11 @@ class Parts:
     """i8[n, runs]: factors of the scale."""
     minimum_steps: Array | None = None
     """u8[n, runs]: factors of the minimum."""
+
+    @property
+    def q(self) -> Array:
+        """u8[n, elements]: values plus `zero`, or indices of the table."""
+        return self.unpack()
 
     def scales(self) -> Array:
         """f32[n, runs]"""
@@ -70,6 +75,9 @@ class BlockFormat:
     """Elements that share a scale."""
     table: tuple[int, ...] = ()
     """The value of each index, plus `zero`."""
+    plain_at: int | None = None
+    """Where values of 4 or 8 bits begin in a block, if each 32 are stored in the common order:
+    bytes, or nibbles of elements i and i + 16."""
     split: Callable[[Array], Parts] | None = None
     """The parts of blocks u8[n, nbytes]; None for floats."""
     has_minimum: bool = False
@@ -109,7 +117,9 @@ class BlockFormat:
         if self.split is None:
             return _floats(self.name, data).reshape(shape)
         parts = self.split(data.reshape(-1, self.nbytes))
-        values = parts.q if self.values is None else self.values[parts.q]
+        values = parts.q
+        if self.values is not None:
+            values = self.values[values]
         q = values.astype(np.float32) - np.float32(self.zero)
         runs = q.reshape(len(q), self.elements // self.run, self.run)
         with np.errstate(invalid="ignore", over="ignore"):
@@ -149,11 +159,11 @@ def _bits(packed: Array, width: int, bits: int) -> Array:
 
 
 def _q4_0(blocks: Array) -> Parts:
-    return Parts(_nibbles(blocks[:, 2:], 16), _half(blocks, 0))
+    return Parts(lambda: _nibbles(blocks[:, 2:], 16), _half(blocks, 0))
 
 
 def _q4_1(blocks: Array) -> Parts:
-    return Parts(_nibbles(blocks[:, 4:], 16), _half(blocks, 0), -_half(blocks, 2))
+    return Parts(lambda: _nibbles(blocks[:, 4:], 16), _half(blocks, 0), -_half(blocks, 2))
 
 
 def _fifth_bits(blocks: Array, start: int) -> Array:
@@ -162,22 +172,23 @@ def _fifth_bits(blocks: Array, start: int) -> Array:
 
 
 def _q5_0(blocks: Array) -> Parts:
-    return Parts(_nibbles(blocks[:, 6:], 16) | _fifth_bits(blocks, 2), _half(blocks, 0))
+    q = lambda: _nibbles(blocks[:, 6:], 16) | _fifth_bits(blocks, 2)
+    return Parts(q, _half(blocks, 0))
 
 
 def _q5_1(blocks: Array) -> Parts:
-    q = _nibbles(blocks[:, 8:], 16) | _fifth_bits(blocks, 4)
+    q = lambda: _nibbles(blocks[:, 8:], 16) | _fifth_bits(blocks, 4)
     return Parts(q, _half(blocks, 0), -_half(blocks, 2))
 
 
 def _q8_0(blocks: Array) -> Parts:
-    return Parts(blocks[:, 2:] ^ 0x80, _half(blocks, 0))
+    return Parts(lambda: blocks[:, 2:] ^ 0x80, _half(blocks, 0))
 
 
 def _q2_k(blocks: Array) -> Parts:
     steps = blocks[:, :16]
     return Parts(
-        _bits(blocks[:, 16:80], 32, 2),
+        lambda: _bits(blocks[:, 16:80], 32, 2),
         _half(blocks, 80),
         _half(blocks, 82),
         (steps & 15).view(np.int8),
@@ -186,7 +197,7 @@ def _q2_k(blocks: Array) -> Parts:
 
 
 def _q3_k(blocks: Array) -> Parts:
-    q = _bits(blocks[:, 32:96], 32, 2) | (_bits(blocks[:, :32], 32, 1) << 2)
+    q = lambda: _bits(blocks[:, 32:96], 32, 2) | (_bits(blocks[:, :32], 32, 1) << 2)
     low = _nibbles(blocks[:, 96:104], 8)
     high = _bits(blocks[:, 104:108], 4, 2)
     steps = (low | (high << 4)).astype(np.int8) - np.int8(32)
@@ -202,17 +213,17 @@ def _six_bit_steps(packed: Array) -> tuple[Array, Array]:
 
 
 def _q4_k(blocks: Array) -> Parts:
-    q = _nibbles(blocks[:, 16:], 32)
+    q = lambda: _nibbles(blocks[:, 16:], 32)
     return Parts(q, _half(blocks, 0), _half(blocks, 2), *_six_bit_steps(blocks[:, 4:16]))
 
 
 def _q5_k(blocks: Array) -> Parts:
-    q = _nibbles(blocks[:, 48:], 32) | (_bits(blocks[:, 16:48], 32, 1) << 4)
+    q = lambda: _nibbles(blocks[:, 48:], 32) | (_bits(blocks[:, 16:48], 32, 1) << 4)
     return Parts(q, _half(blocks, 0), _half(blocks, 2), *_six_bit_steps(blocks[:, 4:16]))
 
 
 def _q6_k(blocks: Array) -> Parts:
-    q = _nibbles(blocks[:, :128], 64) | (_bits(blocks[:, 128:192], 32, 2) << 4)
+    q = lambda: _nibbles(blocks[:, :128], 64) | (_bits(blocks[:, 128:192], 32, 2) << 4)
     steps = np.ascontiguousarray(blocks[:, 192:208]).view(np.int8)
     return Parts(q, _half(blocks, 208), scale_steps=steps)
 
@@ -223,13 +234,13 @@ def _iq4_xs(blocks: Array) -> Parts:
     packed = blocks[:, 4:8]
     low = np.stack([packed & 15, packed >> 4], axis=2).reshape(len(blocks), 8)
     steps = (low | (high.astype(np.uint8) << 4)).astype(np.int8) - np.int8(32)
-    return Parts(_nibbles(blocks[:, 8:], 16), _half(blocks, 0), scale_steps=steps)
+    return Parts(lambda: _nibbles(blocks[:, 8:], 16), _half(blocks, 0), scale_steps=steps)
 
 
 def _mxfp4(blocks: Array) -> Parts:
     e = blocks[:, 0].astype(np.uint32)
     bits = np.where(e < 2, np.uint32(0x200000) << e, (e - np.uint32(1)) << np.uint32(23))
-    return Parts(_nibbles(blocks[:, 1:], 16), bits.astype(np.uint32).view(np.float32))
+    return Parts(lambda: _nibbles(blocks[:, 1:], 16), bits.astype(np.uint32).view(np.float32))
 
 
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -245,19 +256,19 @@ FORMATS = {
         BlockFormat("F32", 1, 4, 32),
         BlockFormat("F16", 1, 2, 16),
         BlockFormat("BF16", 1, 2, 16),
-        BlockFormat("Q4_0", 32, 18, 4, 8, split=_q4_0),
-        BlockFormat("Q4_1", 32, 20, 4, split=_q4_1, has_minimum=True),
+        BlockFormat("Q4_0", 32, 18, 4, 8, plain_at=2, split=_q4_0),
+        BlockFormat("Q4_1", 32, 20, 4, plain_at=4, split=_q4_1, has_minimum=True),
         BlockFormat("Q5_0", 32, 22, 5, 16, split=_q5_0),
         BlockFormat("Q5_1", 32, 24, 5, split=_q5_1, has_minimum=True),
-        BlockFormat("Q8_0", 32, 34, 8, 128, split=_q8_0),
+        BlockFormat("Q8_0", 32, 34, 8, 128, plain_at=2, split=_q8_0),
         _BOTH("Q2_K", 256, 84, 2, run=16, split=_q2_k),
         _STEPS("Q3_K", 256, 110, 3, 4, run=16, split=_q3_k),
         _BOTH("Q4_K", 256, 144, 4, split=_q4_k),
         _BOTH("Q5_K", 256, 176, 5, split=_q5_k),
         _STEPS("Q6_K", 256, 210, 6, 32, run=16, split=_q6_k),
-        BlockFormat("IQ4_NL", 32, 18, 4, 128, table=_IQ4_TABLE, split=_q4_0),
+        BlockFormat("IQ4_NL", 32, 18, 4, 128, table=_IQ4_TABLE, plain_at=2, split=_q4_0),
         _STEPS("IQ4_XS", 256, 136, 4, 128, table=_IQ4_TABLE, split=_iq4_xs),
-        BlockFormat("MXFP4", 32, 17, 4, 16, table=_FP4_TABLE, split=_mxfp4),
+        BlockFormat("MXFP4", 32, 17, 4, 16, table=_FP4_TABLE, plain_at=1, split=_mxfp4),
     )
 }
 

@@ -169,12 +169,36 @@ def _pack(rows: Array, layout: PanelLayout, out: Array) -> None:
         numbers = part.reshape(panels, COLUMNS, count, -1).transpose(0, 2, 3, 1)
         data = np.ascontiguousarray(numbers).view(np.uint8).reshape(panels, count, -1)
         out[:, :, start : start + data.shape[2]] = data
-    words = np.ascontiguousarray(parts.q).view(np.uint32)
+    if form.plain_at is not None:
+        _pack_plain(rows, layout, out)
+    else:
+        _pack_planes(parts.q, layout, out)
+
+
+def _pack_plain(rows: Array, layout: PanelLayout, out: Array) -> None:
+    """Moves words of values that are stored as panels hold them."""
+    form, (panels, count) = layout.form, out.shape[:2]
+    assert form.plain_at is not None
+    width = layout.chunk_bytes // COLUMNS
+    blocks = rows.reshape(panels, COLUMNS, count, form.nbytes)
+    words = np.ascontiguousarray(blocks[..., form.plain_at : form.plain_at + width])
+    words = words.view(np.uint32).transpose(0, 2, 3, 1)
+    target = out.view(np.uint32)[:, :, layout.chunks_at // 4 :].reshape(words.shape)
+    if form.bits == 8:
+        np.bitwise_xor(words, np.uint32(0x80808080), out=target)
+    else:
+        target[...] = words
+
+
+def _pack_planes(q: Array, layout: PanelLayout, out: Array) -> None:
+    """Packs values u8[blocks, elements] in planes of bits."""
+    panels, count = out.shape[:2]
+    words = np.ascontiguousarray(q).view(np.uint32)
     words = words.reshape(panels, COLUMNS, count, layout.chunks, GROUPS).transpose(0, 2, 3, 4, 1)
     groups = np.ascontiguousarray(words)
-    place, shift = layout.chunks_at, 0
-    target = out[:, :, place:].reshape(panels, count, layout.chunks, layout.chunk_bytes)
-    at = 0
+    target = out[:, :, layout.chunks_at :]
+    target = target.reshape(panels, count, layout.chunks, layout.chunk_bytes)
+    at = shift = 0
     for bits in layout.planes:
         fields = (groups >> np.uint32(shift)) & np.uint32(((1 << bits) - 1) * 0x01010101)
         plane = _plane(fields, bits).view(np.uint8)
