@@ -17,6 +17,7 @@ from bitwright.llm.model import DecoderModel, load_model
 from bitwright.llm.perplexity import perplexity
 from bitwright.llm.quantize.encoders import ENCODERS
 from bitwright.llm.quantize.gptq import gptq_blocks, output_error
+from bitwright.llm.text.source import read_tokenizer
 from bitwright.ops.quant.block_formats import FORMATS
 
 
@@ -147,3 +148,36 @@ def test_commands(folder, tmp_path):
     assert run.exit_code == 2
     run = CliRunner().invoke(main, ["quantize", output, "-o", output])
     assert run.exit_code == 2
+
+
+def test_tokenizers_go_along(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    text = "Saved models keep their tokenizer: 12 words, ünïcode and\n  spaces. "
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
+        [
+            tokenizers.pre_tokenizers.Digits(individual_digits=True),
+            tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    made.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<|end|>"], initial_alphabet=alphabet, show_progress=False
+    )
+    made.train_from_iterator([text * 3], trainer)
+    save_decoder("llama-tied", tmp_path / "hf", changes={"vocab_size": 320})
+    made.save(str(tmp_path / "hf" / "tokenizer.json"))
+    result = bw.quantize(tmp_path / "hf", text * 9, "w8")
+    expected = made.encode(text).ids
+    for suffix in (".bw", ".gguf"):
+        result.save(tmp_path / f"m{suffix}")
+        model = load_model(tmp_path / f"m{suffix}")
+        assert read_tokenizer(model.tokenizer_source).encode(text) == expected
+    (tmp_path / "text.txt").write_text(text * 3, encoding="utf-8")
+    options = ["perplexity", str(tmp_path / "m.gguf"), "--text", str(tmp_path / "text.txt")]
+    run = CliRunner().invoke(main, [*options, "--store", "--tokens", "40", "--json"])
+    assert run.exit_code == 0, run.output
+    rows = json.loads(run.output)["perplexity"]
+    assert [row["exact"] for row in rows] == [True, False]
+    assert load_model(tmp_path / "m.gguf").report["perplexity"] == rows

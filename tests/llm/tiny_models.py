@@ -72,14 +72,20 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def save_decoder(key: str, folder: Path, dtype: str = "float32", **options: Any) -> Any:
+def save_decoder(
+    key: str,
+    folder: Path,
+    dtype: str = "float32",
+    changes: dict[str, Any] | None = None,
+    **options: Any,
+) -> Any:
     """The model of `transformers` of a declaration, saved in a folder."""
     transformers = pytest.importorskip("transformers")
     torch = pytest.importorskip("torch")
-    kind, changes = DECODERS[key]
+    kind, own = DECODERS[key]
     text = "Text" if kind == "Gemma3" else ""
     torch.manual_seed(0)
-    config = getattr(transformers, f"{kind}{text}Config")(**{**_SIZES, **changes})
+    config = getattr(transformers, f"{kind}{text}Config")(**{**_SIZES, **own, **(changes or {})})
     model = getattr(transformers, f"{kind}ForCausalLM")(config)
     randomize(model)
     model = model.to(getattr(torch, dtype)).eval()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from bitwright.errors import ExportError
-from bitwright.frontend.language.source import ModelSource, read_source
+from bitwright.frontend.language.source import ModelSource
 from bitwright.ir import container
 from bitwright.llm.files.gguf import write_gguf
 
@@ -29,9 +27,3 @@ def save_model(source: ModelSource, path: str | Path) -> None:
             f"no format of language models is known for {Path(path).name!r}",
             expected=" or ".join(SUFFIXES),
         )
-
-
-def remember(path: str | Path, key: str, value: Any) -> None:
-    """Add a measured figure to the report of a saved model."""
-    source = read_source(path)
-    save_model(replace(source, report={**source.report, key: value}), path)
