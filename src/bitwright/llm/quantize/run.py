@@ -53,7 +53,7 @@ class MatrixReport:
 
 @dataclass
 class QuantizedModel:
-    """A quantized language model: `save` writes .bw, .gguf or .onnx."""
+    """A quantized language model: `save` writes .bw or .gguf."""
 
     source: ModelSource
     recipe: str
