@@ -161,7 +161,7 @@ def variants(source: KernelSource) -> list[Config]:
     """The candidates of a source, and variations of its best ones."""
     found = {config.name: config for config in source.configs}
     for config in source.configs:
-        if "SUB" not in config.constants:
+        if "PROGRAMS" not in config.constants:  # not the persistent form
             continue
         known = config.constants
         for changes in (

@@ -6,6 +6,7 @@ import pytest
 from on_gpu import check_graph, check_node, compiled
 
 import bitwright as bw
+from bitwright.backends.gpu.kernels.matmul import tiles
 from bitwright.ir.dtype import dtype
 
 SIZES = [(1, 7, 16), (7, 1, 17), (16, 17, 33), (33, 127, 16), (127, 64, 127), (17, 256, 48)]
@@ -139,6 +140,21 @@ def test_transposed_operands():
     x, w = b.input("x", "f32[33, 17]"), b.input("w", "f32[20, 33]")
     y = b.matmul(b.transpose(x, perm=(1, 0)), b.transpose(w, perm=(1, 0)))
     check_graph(b.build(y=y), {"x": numbers(33, 17), "w": numbers(20, 33, seed=1)}, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [(33, 64, 150), (130, 33, 70)], ids=str)
+def test_large_tiles_run_their_tail_in_pieces(size, monkeypatch):
+    rows, depth, columns = size
+    tile = tiles.Tile(128, 128, 64, 4, 3)
+    monkeypatch.setattr(tiles, "candidates", lambda *_: [tile])
+    x, w = integers(rows, depth), integers(depth, columns, seed=1)
+    graph, feeds = int8_layer(x, w, row_scale=True, residual=True)
+    exe = check_graph(graph, feeds)
+    configs = [s.configs[0].constants for s in exe.engine.artifact.kernels.values()]
+    assert configs[0]["SUB"] == 4
+    graph, feeds = int8_layer(x, w, activation="tanh")
+    exe = check_graph(graph, feeds)
+    assert [s.configs[0].constants["SUB"] for s in exe.engine.artifact.kernels.values()] == [2]
 
 
 def test_results_repeat():

@@ -16,7 +16,7 @@ from textwrap import indent
 from bitwright.backends.gpu.codegen.source import Config, Grid, cdiv
 from bitwright.backends.gpu.kernels.conv.geometry import Geometry
 from bitwright.backends.gpu.kernels.matmul import tiles
-from bitwright.backends.gpu.kernels.matmul.product import ORDER, PLACE, Product
+from bitwright.backends.gpu.kernels.matmul.product import ORDER, PLACE, Product, in_pieces
 from bitwright.backends.gpu.lowering.context import Machine
 from bitwright.ir.dim import Size
 from bitwright.ir.dtype import DType
@@ -53,7 +53,7 @@ columns_in = z * N + tl.minimum(columns, N - 1)
 x_from = x + image * C + z * CG
 {product.zeros}
 {step}
-{tail}
+{in_pieces(tail)}
 """
 
 
@@ -106,7 +106,7 @@ def _load(at: str, masks: Sequence[str], fill: str) -> str:
 
 
 def configs(
-    machine: Machine, x: DType, geometry: Geometry, rows: Size, columns: int
+    machine: Machine, x: DType, geometry: Geometry, rows: Size, columns: int, weight: int
 ) -> tuple[Config, ...]:
     """Candidates of the pipelined form, with steps that the channels fill."""
     item = max(x.bits // 8, 1)
@@ -115,7 +115,7 @@ def configs(
     depth = geometry.taps * geometry.per_group
     found: dict[str, Config] = {}
     for tile in tiles.candidates(machine, x, rows, columns, depth, False):
-        config = tiles.config(tile, x, machine, False)
+        config = tiles.config(tile, x, machine, False, 0, weight)
         constants = {k: v for k, v in config.constants.items() if k != "PARTS"}
         constants["BK"] = min(constants["BK"], widest)
         one = Config(constants, config.num_warps, config.num_stages)

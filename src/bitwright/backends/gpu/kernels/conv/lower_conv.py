@@ -25,10 +25,11 @@ from bitwright.backends.gpu.kernels.matmul.forms import (
     bodies,
     launch_product,
     may_contract,
+    tail_weight,
 )
 from bitwright.backends.gpu.kernels.matmul.lower_integer import zero_of
 from bitwright.backends.gpu.kernels.matmul.operands import packed_weight
-from bitwright.backends.gpu.kernels.matmul.product import Product, accumulator
+from bitwright.backends.gpu.kernels.matmul.product import HALVES, Product, accumulator
 from bitwright.backends.gpu.kernels.matmul.zero_points import weight_corrections
 from bitwright.backends.gpu.lowering.context import GpuLowering, NoKernelError, RegionView, lowers
 from bitwright.backends.gpu.lowering.operands import At, Tail, Tiles
@@ -192,10 +193,18 @@ class Convolution:
             twin,
             {name: view.dtype for name, view in views.items()},
             tuple(sizes),
-            implicit.configs(self.ctx.machine, self.dtype, geometry, self.rows, columns),
+            implicit.configs(
+                self.ctx.machine,
+                self.dtype,
+                geometry,
+                self.rows,
+                columns,
+                tail_weight(self.tail) + (self.dtype == u8),
+            ),
             implicit.grid(columns, geometry.groups),
             contracts=may_contract(self.tail),
             work=Work(lambda size: operations * size["M"], _unit(self.dtype)),
+            helpers=HALVES,
             native_body=native,
         )
         self._call(source, views, sizes, why)

@@ -20,13 +20,15 @@ from bitwright.backends.gpu.lowering.context import GpuLowering, NoKernelError
 from bitwright.backends.gpu.lowering.operands import At, Tail, Tiles
 from bitwright.ir.dim import Size
 from bitwright.ir.dim import product as multiplied
-from bitwright.ir.dtype import DType
+from bitwright.ir.dtype import DType, u8
 from bitwright.ir.graph import Node
 from bitwright.lir.buffer import View
 
 TMA_BYTES = 16
 """What addresses and strides of TMA are multiples of."""
 MANY_MATRICES = "matrices"
+LIGHT = frozenset({"add", "sub", "mul", "cast", "relu", "requantize", "maximum", "minimum", "neg"})
+"""Steps of a tail that need few registers."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,7 @@ def launch_product(
     views = {**given, **finish.views, **tail.views}
     sizes |= tail.values
     grid = product.pipelined_grid(spec.columns, MANY_MATRICES if batch else "")
+    weight = tail_weight(tail) + (x.dtype == u8)
     form = product.tma_body if tma else product.pipelined_body
     twin, native = bodies(spec, lambda one: form(one, end))
     source = KernelSource(
@@ -126,12 +129,12 @@ def launch_product(
         twin,
         {name: view.dtype for name, view in views.items()},
         tuple(sizes),
-        tuple(tiles.config(tile, x.dtype, ctx.machine, tma) for tile in options),
+        tuple(tiles.config(tile, x.dtype, ctx.machine, tma, 0, weight) for tile in options),
         product.tma_grid(spec.columns) if tma else grid,
         contracts=may_contract(tail),
         descriptors=product.tma_descriptors(spec) if tma else {},
         work=work,
-        helpers=product.HALVES if tma else "",
+        helpers=product.HALVES,
         native_body=native,
     )
     ctx.call(ctx.kernel(source), node, views, sizes, writes=(tail.result,), why=why)
@@ -182,6 +185,13 @@ def _launch_split(
         contracts=may_contract(tail),
     )
     ctx.call(ctx.kernel(source), node, views, sizes, writes=(tail.result,), why="sum of the parts")
+
+
+def tail_weight(tail: Tail) -> int:
+    """How many registers a tail needs: 0 few, 1 for functions, 2 for operands of its own shape."""
+    if any(all(tail.tiles.moves(name)) for name in tail.operands):
+        return 2
+    return int(any(step.op not in LIGHT for step in tail.expression.steps))
 
 
 def bodies(spec: Product, text: Callable[[Product], str]) -> tuple[str, str]:

@@ -159,9 +159,13 @@ for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=FLATTE
     for k in range(steps):
 {_in(step, 8)}
 {_in(PLACE)}
-{_in(PIECES)}
-{_in(tail, 8)}
+{_in(in_pieces(tail))}
 """
+
+
+def in_pieces(tail: str) -> str:
+    """The tail as a loop over SUB column ranges of `acc`."""
+    return f"{PIECES.strip()}\n{_in(tail)}"
 
 
 def tma_descriptors(product: Product) -> dict[str, Descriptor]:
@@ -225,6 +229,8 @@ w_from = w{" + w_batch" if batch else ""}
 """
     loop = "for step in range(per_part):\n    k = {first} + step * BK + tl.arange(0, BK)\n{body}"
     with_mask = loop.format(first=first, body=_in(masked))
+    if not (split or product.column_sums):
+        tail = in_pieces(tail)
     if not known:
         return f"{head}\n{with_mask}\n{tail}\n"
     without = loop.format(first=first, body=_in(plain))

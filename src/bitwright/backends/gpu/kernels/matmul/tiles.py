@@ -29,8 +29,6 @@ class Tile:
     per_processor: int = 1
     """Programs of the persistent form per multiprocessor."""
     flatten: bool = True
-    pieces: int = 1
-    """Column ranges that the tail runs on one after the other."""
     rate: float = 1.0
     """The share of the peak that the inner loop reaches, by estimate."""
 
@@ -97,20 +95,35 @@ def candidates(
     return sorted(fitting or table[-1:], key=lambda tile: _cost(machine, tile, m, n, k, x))
 
 
-def config(tile: Tile, x: DType, machine: Machine, tma: bool, parts: int = 0) -> Config:
-    """The constants of a tile."""
+def pieces_of(tile: Tile, weight: int) -> int:
+    """On how many column ranges of a tile a tail of this weight runs, so that nothing spills.
+
+    Read off the compiler's reports: with 128 sums per thread, activation functions need two ranges,
+    and operands of the result's shape four.
+    """
+    per_thread = tile.rows * tile.columns // (32 * tile.warps)
+    pieces = (1, 2, 4)[min(weight, 2)] if per_thread >= 128 else 1
+    if 64 <= per_thread < 128 and weight > 1:
+        pieces = 2
+    return min(pieces, max(tile.columns // 16, 1))
+
+
+def config(
+    tile: Tile, x: DType, machine: Machine, tma: bool, parts: int = 0, weight: int = 0
+) -> Config:
+    """The constants of a tile; `weight` is that of the tail (`pieces_of`)."""
     item = max(x.bits // 8, 1)
     constants = {
         "BM": tile.rows,
         "BN": tile.columns,
         "BK": max(tile.depth // item, 16),
         "GROUP": 8,
+        "SUB": pieces_of(tile, weight),
     }
     if tma:
         constants |= {
             "PROGRAMS": machine.multiprocessors * tile.per_processor,
             "FLATTEN": int(tile.flatten),
-            "SUB": tile.pieces,
         }
     else:
         constants["PARTS"] = max(parts, 1)
