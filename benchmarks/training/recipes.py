@@ -64,11 +64,11 @@ def _mlp_batches(seed: int, epoch: int) -> Iterator[Batch]:
 def _resnet_batches(seed: int, epoch: int) -> Iterator[Batch]:
     rng = _rng(seed, epoch)
     for images, labels in data.batches(_set("cifar10").train, 128, rng):
-        yield data.augmented(images, rng), labels
+        yield data.augmented(images, rng, shift=2), labels
 
 
 def _lstm_batches(seed: int, epoch: int) -> Iterator[Batch]:
-    return data.batches(_set("news").train, 32, _rng(seed, epoch))
+    return data.batches(_set("reviews").train, 32, _rng(seed, epoch))
 
 
 @cache
@@ -97,16 +97,16 @@ RECIPES = {
             lambda: _set("fashion").test,
         ),
         Recipe(
-            "resnet20", models.ResNet20, _resnet_batches, 390, 17, "sgd", 0.4, 5e-4,
-            lambda: _set("cifar10").test,
+            "resnet20", models.ResNet20, _resnet_batches, 390, 13, "sgd", 0.2, 5e-4,
+            lambda: _set("cifar10").test, warm_up=0.3,
         ),
         Recipe(
             "transformer", models.Transformer, _text_batches, 400, 1, "adamw", 1e-3, 1e-1,
             _text_test, metric="perplexity", clip=1.0,
         ),
         Recipe(
-            "lstm", models.LstmClassifier, _lstm_batches, 56, 20, "adamw", 3e-4, 1e-2,
-            lambda: _set("news").test, warm_up=0.3, clip=1.0,
+            "lstm", models.LstmClassifier, _lstm_batches, 1236, 1, "adamw", 1e-3, 1e-2,
+            lambda: _set("reviews").test, warm_up=0.3, clip=1.0,
         ),
     )
 }  # fmt: skip
