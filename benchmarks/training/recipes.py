@@ -94,7 +94,7 @@ RECIPES = {
     for recipe in (
         Recipe(
             "mlp", models.Mlp, _mlp_batches, 468, 8, "adamw", 1e-3, 1e-2,
-            lambda: _set("fashion").test,
+            lambda: _set("fashion").test, warm_up=0.3,
         ),
         Recipe(
             "resnet20", models.ResNet20, _resnet_batches, 390, 13, "sgd", 0.2, 5e-4,
