@@ -30,6 +30,11 @@ def expand_composites(graph: Graph, trace: Trace) -> Graph:
     return rewrite(graph, RULES, trace)
 
 
+def expand_composites_but_f8(graph: Graph, trace: Trace) -> Graph:
+    """As `expand_composites`, for targets with kernels for float8 products and rows."""
+    return rewrite(graph, F8_RULES, trace)
+
+
 def _in_f32(op: Any, x: Value) -> Any:
     return op.cast(x, to=f32) if x.dtype.bits < 32 else x
 
@@ -136,6 +141,12 @@ def _f8_matmul(op: Any, m: Match, x: Value, w: Value) -> Any:
     return op.matmul(op.cast(x, to=f32), op.cast(w, to=f32))
 
 
+def _why_not_rows(m: Match) -> str | bool:
+    is_f8_rows = m.root.outputs[0].dtype.is_float and m.root.attrs.get("per_token", False)
+    has_kernel = is_f8_rows and m.x.dtype == f32
+    return "a kernel quantizes its rows" if has_kernel else _why_not_dynamic_quantize(m)
+
+
 def _quotient(op: Any, x: Value, scale: Value, precision: DType | None) -> Any:
     """x / scale as `ops.quant.quantize.quotient` rounds it, in f32 or f64."""
     if precision is None:
@@ -190,4 +201,13 @@ RULES = [
         _why_not_dynamic_quantize,
     ),
     Rule("f8-matmul-in-f32", lambda op, x, w: op.f8_matmul(x, w), _f8_matmul),
+]
+F8_RULES = [
+    *(r for r in RULES if r.name not in ("f8-matmul-in-f32", "dynamic-quantize-as-arithmetic")),
+    Rule(
+        "dynamic-quantize-but-f8-rows",
+        lambda op, x: op.dynamic_quantize(x),
+        _dynamic_quantize,
+        _why_not_rows,
+    ),
 ]

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 from bitwright.backends.gpu.codegen.types import triton_type, widened
 from bitwright.errors import CompileError
-from bitwright.ir.dtype import DType, bf16, bool_, f16, f32, f64, i32, i64, u64
+from bitwright.ir.dtype import DType, bf16, bool_, f4e2m1, f16, f32, f64, i32, i64, u64
 
 
 @dataclass(frozen=True)
@@ -281,6 +281,8 @@ class TritonScalars:
     def cast(self, a: Operand, dtype: DType) -> Term:
         """The term in another type, as the op `cast` defines it."""
         x, to = self._as_term(a), widened(dtype)
+        if f4e2m1 in (x.dtype, to) and x.dtype != to:
+            raise CompileError("the GPU has no conversion of f4e2m1")
         if x.dtype.is_float and to.is_integer:
             return self._truncated(x, to)
         found = x if x.dtype == to else self._converted(x, to)

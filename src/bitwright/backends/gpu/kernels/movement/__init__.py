@@ -1,1 +1,1 @@
-"""Movement: pad, roll, tables, sequences of numbers. Views and copies are the CPU's."""
+"""Movement: pad, roll, tables, sequences of numbers, gathers and scatters. Views are the CPU's."""

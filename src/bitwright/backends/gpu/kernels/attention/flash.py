@@ -1,0 +1,103 @@
+"""Attention of blocks of queries: scores stay in registers, keys are read once per block.
+
+    for each block of keys:  s = q @ k.T;  top, sums, acc are updated;  y = acc / sums
+
+A program computes BM queries of one head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from bitwright.backends.gpu.codegen.source import Config, KernelSource, Work, cdiv
+from bitwright.backends.gpu.kernels.attention.spec import Attention, padded
+from bitwright.backends.gpu.lowering.operands import At
+from bitwright.ir.dtype import f32
+
+
+def flash_source(form: Attention) -> KernelSource:
+    wide, deep = padded(form.features), padded(form.values)
+    at = At("(b * heads + h) * queries + m", "dv", "m < queries", f"dv < {form.values}")
+    mask = "m < queries" if wide == form.features else f"(m < queries) & (dq < {form.features})"
+    lines = [
+        "h = (tl.program_id(1) % heads).to(tl.int64)",
+        "b = (tl.program_id(1) // heads).to(tl.int64)",
+        "kv = h // group",
+        "m = tl.program_id(0) * BM + tl.arange(0, BM)[:, None]",
+        "row_ok = m < queries",
+        f"dq = tl.arange(0, {wide})[None, :]",
+        f"d = tl.arange(0, {wide})[:, None]",
+        f"dv = tl.arange(0, {deep})[None, :]",
+        *form.offset_lines(),
+        "position = before + m",
+        "first = before + tl.program_id(0) * BM",
+        "last = before + tl.minimum(tl.program_id(0) * BM + BM, queries) - 1",
+        *form.range_lines("first", "last"),
+        "low = (tl.maximum(low, 0) // BN) * BN",
+        f"qt = tl.load(q + b * q_s0 + h * q_s1 + m.to(tl.int64) * q_s2 + dq, {mask}, other=0.0)",
+        'top = tl.full([BM], float("-inf"), tl.float32)',
+        "sums = tl.zeros([BM], tl.float32)",
+        f"acc = tl.zeros([BM, {deep}], tl.float32)",
+        *form.key_loops(
+            [
+                f"s = tl.dot(qt, kt{form.dot})",
+                *form.score_lines("h", "m"),
+                *form.softmax_lines(),
+            ]
+        ),
+        "found = acc / tl.where(sums == 0, 1.0, sums)[:, None]",
+        *form.tail.text("found", at, 0).split("\n"),
+    ]
+    sizes = _sizes(form)
+    pointers = {**form.operands, **form.tail.pointers}
+    depth = form.features + form.values
+    return KernelSource(
+        f"attention_{form.element}",
+        "\n".join(lines),
+        pointers,
+        sizes,
+        _configs(form),
+        _grid,
+        contracts=True,
+        work=Work(
+            lambda size: (
+                2.0
+                * size["programs"]
+                * size["queries"]
+                * size["total"]
+                * depth
+                * (0.5 if form.causal else 1.0)
+            ),
+            form.element.name,
+        ),
+    )
+
+
+def _sizes(form: Attention) -> tuple[str, ...]:
+    return (*form.sizes, *form.stride_sizes, *form.tail.sizes)
+
+
+def _grid(size: Mapping[str, int]) -> Sequence[int]:
+    return cdiv(size["queries"], size["BM"]), size["programs"]
+
+
+def _configs(form: Attention) -> tuple[Config, ...]:
+    """BN fixes the order of sums; candidates differ in BM, warps and stages only."""
+    widest = max(padded(form.features), padded(form.values))
+    if form.element == f32:
+        keys = 64 if widest <= 64 else 32
+        return (
+            Config({"BM": 64, "BN": keys}, 4, 2),
+            Config({"BM": 32, "BN": keys}, 4, 2),
+            Config({"BM": 64, "BN": keys}, 8, 2),
+        )
+    if widest > 128:
+        return (Config({"BM": 64, "BN": 32}, 8, 2), Config({"BM": 128, "BN": 32}, 8, 2))
+    found = (
+        Config({"BM": 64, "BN": 64}, 4, 3),
+        Config({"BM": 128, "BN": 64}, 8, 3),
+        Config({"BM": 64, "BN": 64}, 4, 2),
+        Config({"BM": 128, "BN": 64}, 8, 2),
+    )
+    narrow = (Config({"BM": 128, "BN": 64}, 4, 3), Config({"BM": 64, "BN": 64}, 8, 3))
+    return (*found, *narrow) if widest <= 64 else found

@@ -1,0 +1,1 @@
+"""Norms, softmax and quantization of rows."""
