@@ -65,3 +65,19 @@ def test_refuses_wide_heads():
     x = b.input("x", "f32[1, 1, 3, 300]")
     exe = bw.compile(b.build(y=b.attention(x, x, x)), target="cuda")
     assert "300 features" in next(iter(exe.engine.fallbacks)).why
+
+
+@pytest.mark.parametrize("queries", [1, 33])
+@pytest.mark.parametrize("element", ["float16", "bfloat16"])
+def test_halves(queries, element):
+    operands = [floats(1, 2, n, 16).astype(element) for n in (queries, 65, 65)]
+    check_node("attention", *operands, rtol=2e-2, atol=2e-2)
+
+
+def test_int8_attention_is_computed_in_tf32():
+    operands = [floats(1, 2, n, 16) for n in (33, 65, 65)]
+    check_node("attention", *operands, rtol=2e-2, atol=2e-2, int8=True)
+    b = bw.Builder("g")
+    q, k, v = (b.input(n, f"f32[1, 2, {s}, 16]") for n, s in (("q", 33), ("k", 65), ("v", 65)))
+    exe = compiled(b.build(y=b.attention(q, k, v, int8=True)))
+    assert "tf32 in place of int8" in exe.engine.artifact.schedule.steps[0].why

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from bitwright.backends.cpu.kernels.attention.lower_attention import (
     NAMES,
     mask_view,
@@ -47,7 +45,9 @@ def lower_attention(ctx: GpuLowering, node: Node, region: RegionView) -> None:
         return
     views = {**form.views, **form.tail.views}
     sizes = {**form.sizes, **form.stride_sizes, **form.tail.values}
-    ctx.call(ctx.kernel(flash_source(form)), node, views, sizes, why="blocks of queries")
+    ctx.call(
+        ctx.kernel(flash_source(form)), node, views, sizes, why=_why(form, "blocks of queries")
+    )
 
 
 def _split_keys(ctx: GpuLowering, node: Node, form: Attention, rows: int) -> None:
@@ -60,7 +60,7 @@ def _split_keys(ctx: GpuLowering, node: Node, form: Attention, rows: int) -> Non
         "parts": ctx.scratch(f"{node.name}.parts", "f32", count * form.values),
     }
     sizes = {**form.sizes, **form.stride_sizes}
-    why = f"{splits} programs share the keys of a head"
+    why = _why(form, f"{splits} programs share the keys of a head")
     kernel = ctx.kernel(part_source(form, rows, splits))
     ctx.call(kernel, node, {**form.views, **parts}, sizes, writes=tuple(parts), why=why)
     names = ("batches", "heads", "kv_heads", "group", "queries")
@@ -68,6 +68,10 @@ def _split_keys(ctx: GpuLowering, node: Node, form: Attention, rows: int) -> Non
     join = ctx.kernel(join_source(form, rows, splits))
     views = {**parts, **form.tail.views}
     ctx.call(join, f"{node.name}.join", views, {**own, **form.tail.values}, why="parts in order")
+
+
+def _why(form: Attention, text: str) -> str:
+    return f"{text}; tf32 in place of int8" if form.is_int8 else text
 
 
 def _form(
@@ -109,7 +113,8 @@ def _form(
         attrs["softcap"],
         views,
         sizes,
-        replace(Tail.of(ctx, region, after, y), result="y"),
+        Tail.of(ctx, region, after, y),
+        attrs["int8"],
     )
 
 

@@ -36,6 +36,8 @@ class Attention:
     """q, k, v and those of mask, past_k, past_v, lengths that exist."""
     sizes: dict[str, Size]
     tail: Tail
+    is_int8: bool = False
+    """The op quantizes its operands to 8 bits; tf32 products are at least as accurate."""
 
     @property
     def has_past(self) -> bool:
@@ -47,8 +49,10 @@ class Attention:
 
     @property
     def dot(self) -> str:
-        """The options of a product: three tf32 products for f32."""
-        return ', input_precision="tf32x3"' if self.element == f32 else ""
+        """The options of a product: three tf32 products for f32, one in place of int8."""
+        if self.element != f32:
+            return ""
+        return f', input_precision="{"tf32" if self.is_int8 else "tf32x3"}"'
 
     @property
     def type_name(self) -> str:
