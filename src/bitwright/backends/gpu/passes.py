@@ -19,7 +19,7 @@ from bitwright.passes.simplify.separate_bias import separate_bias
 from bitwright.passes.simplify.sink_transposes import sink_transposes
 
 # Quantized products first: the precision policy applies only to floating-point values.
-BEFORE_PRECISION: tuple[Pass, ...] = (lower_integer, lower_weights_of_half_rows)
+BEFORE_PRECISION: tuple[Pass, ...] = (lower_integer, lower_f8, lower_weights_of_half_rows)
 
 LAYOUT: tuple[Pass, ...] = ()
 
