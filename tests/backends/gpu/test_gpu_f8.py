@@ -29,4 +29,4 @@ def test_model(scheme, precision):
     assert any("f8" in name and "matmul" in name for name in families), families
     want = bw.compile(quantized.graph, target="reference").run(data[0])["y"]
     got = exe.run(data[0])["y"].astype(np.float32)
-    assert np.linalg.norm(got - want) / np.linalg.norm(want) < (2e-2 if precision else 1e-2)
+    assert np.linalg.norm(got - want) / np.linalg.norm(want) < (4e-2 if precision else 1e-2)

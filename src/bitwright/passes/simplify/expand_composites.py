@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bitwright.ir.dtype import DType, f32, f64, i32, i64
+from bitwright.ir.dtype import DType, bf16, f16, f32, f64, i8, i32, i64, u8
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.passes.simplify.expand_batch_norm import BATCH_NORM
 from bitwright.passes.simplify.expand_einsum import EINSUM
@@ -31,7 +31,7 @@ def expand_composites(graph: Graph, trace: Trace) -> Graph:
 
 
 def expand_composites_but_f8(graph: Graph, trace: Trace) -> Graph:
-    """As `expand_composites`, for targets with kernels for float8 products and rows."""
+    """As `expand_composites`, for targets with kernels for float8 products and half rows."""
     return rewrite(graph, F8_RULES, trace)
 
 
@@ -142,9 +142,9 @@ def _f8_matmul(op: Any, m: Match, x: Value, w: Value) -> Any:
 
 
 def _why_not_rows(m: Match) -> str | bool:
-    is_f8_rows = m.root.outputs[0].dtype.is_float and m.root.attrs.get("per_token", False)
-    has_kernel = is_f8_rows and m.x.dtype == f32
-    return "a kernel quantizes its rows" if has_kernel else _why_not_dynamic_quantize(m)
+    to, per_token = m.root.outputs[0].dtype, m.root.attrs.get("per_token", False)
+    has_kernel = per_token and m.x.dtype in (f32, f16, bf16) and (to.is_float or to in (i8, u8))
+    return has_kernel and "a kernel quantizes its rows"
 
 
 def _quotient(op: Any, x: Value, scale: Value, precision: DType | None) -> Any:

@@ -22,7 +22,7 @@ from bitwright.backends.gpu.lowering.context import (
 )
 from bitwright.backends.gpu.lowering.operands import Head, Tiles, require_part
 from bitwright.ir.dim import Size, product
-from bitwright.ir.dtype import DType, f8e4m3fn, f8e5m2, f32, i8, u8
+from bitwright.ir.dtype import DType, bf16, f8e4m3fn, f8e5m2, f16, f32, i8, u8
 from bitwright.ir.graph import Node, Value
 from bitwright.ir.types import normalize_axis
 from bitwright.lir.buffer import View
@@ -120,8 +120,8 @@ def lower_quantize_rows(ctx: GpuLowering, node: Node, region: RegionView) -> Non
     operand = quantize.inputs[0]
     shown = region.body.outputs[3][1] if region.body is not None and stores_y else operand
     before = part_before(region)
-    if before.dtype != f32:
-        raise NoKernelError(f"rows of {before.dtype} are quantized through f32")
+    if before.dtype not in (f32, f16, bf16):
+        raise NoKernelError(f"there is no kernel that quantizes rows of {before.dtype}")
     source = anchor.outputs[0] if is_norm else operand
     shape = operand.shape
     axis = normalize_axis(anchor.attrs["axis"], len(shape)) if is_norm else len(shape) - 1
