@@ -51,7 +51,7 @@ class Arranged:
         return next(iter(self.views.values())).shape
 
     @property
-    def kept(self) -> Size:
+    def kept_count(self) -> Size:
         return product(self.shape[: self.kept_axes])
 
     @property
@@ -64,7 +64,7 @@ class Arranged:
 
     @property
     def sizes(self) -> dict[str, Size]:
-        found: dict[str, Size] = {"kept": self.kept, "reduced": self.reduced}
+        found: dict[str, Size] = {"kept": self.kept_count, "reduced": self.reduced}
         found |= {f"n{axis}": size for axis, size in enumerate(self.shape)}
         for name, view in self.views.items():
             found |= {f"{name}_s{axis}": stride for axis, stride in enumerate(view.strides)}
@@ -131,7 +131,7 @@ MAX_SPLITS = 64
 
 def split_count(arranged: Arranged) -> int:
     """How many programs share the reduced positions of a tile of rows, by sizes alone."""
-    kept, reduced = arranged.kept, arranged.reduced
+    kept, reduced = arranged.kept_count, arranged.reduced
     if not isinstance(kept, int) or not isinstance(reduced, int):
         return 1
     programs = -(-kept // tile(arranged)["ROWS"])

@@ -62,7 +62,7 @@ def lower_arg_reduction(ctx: GpuLowering, node: Node, region: RegionView) -> Non
     if splits == 1:
         _arg_call(ctx, node, node.name, (op, is_last, wide), arranged, None, 1, {"y": y})
         return
-    kept = arranged.kept
+    kept = arranged.kept_count
     tops = ctx.scratch(f"{node.name}.tops", wide.name, kept * splits)
     places = ctx.scratch(f"{node.name}.places", "i64", kept * splits)
     parts = {"tops": tops, "y": places}

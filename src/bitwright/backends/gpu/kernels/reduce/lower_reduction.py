@@ -132,7 +132,7 @@ def lower_reduction(ctx: GpuLowering, node: Node, region: RegionView) -> None:
         why = "a reduced axis in lanes" if arranged.along_rows else "kept columns in lanes"
         _call(ctx, node, node.name, form, arranged, 1, y, why, arranged.reduced)
         return
-    kept = arranged.kept
+    kept = arranged.kept_count
     parts = ctx.scratch(f"{node.name}.parts", form.accumulator.name, kept * splits)
     why = f"{splits} programs share the positions of a row"
     _call(ctx, node, node.name, form, arranged, splits, parts, why, arranged.reduced)
