@@ -92,7 +92,7 @@ class LedgerLine:
 
 @dataclass(repr=False)
 class Ledger:
-    """The error of a quantized model, by layer and cause; lines with the largest effect first."""
+    """The error of a quantized model, by layer and cause; lines with the largest share first."""
 
     outputs: dict[str, float | None]
     """SQNR of each float output in dB; None without an error."""
@@ -190,7 +190,7 @@ def ledger(
     made.rest = found.rest
     made.layers = {name: (line.share, line.left_out) for name, line in found.layers.items()}
     names, schemes = LayerNames(source), _schemes(matching)
-    lines = sorted(found.lines, key=lambda line: -line.left_out)
+    lines = sorted(found.lines, key=lambda line: -line.share)
     made.lines = [_line(line, found.error, names, schemes) for line in lines if line.is_present]
     _measure_fixes(made, state, found, first, eval, fixes)
     made.notes += state.notes + batches.notes() + _notes(made, matching)
