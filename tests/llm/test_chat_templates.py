@@ -53,6 +53,9 @@ HOSTILE = {
     "{% endfor %}": "too long",
     "{% set n = namespace(x=['a']) %}{% for i in range(16) %}{% set n.x = [n.x, n.x, n.x, n.x] %}"
     "{% endfor %}{{ n.x }}": "too long|not end",
+    "{{ (1).to_bytes(3000000000, 'big') }}": "fails: SecurityError|unsafe|undefined",
+    "{{ 'a'.encode().ljust(3000000000) }}": "fails: SecurityError|unsafe|undefined",
+    "{{ ('a' * 100000)|list|map('list')|sum(start=[]) }}": "sums what is not a number",
     "{{ '{:>1000000000}'.format(1) }}": "str.format",
     "{{ '%1000000000d' % 1 }}": "formats with %",
     "{{ 'x'|center(1000000000) }}": "cannot be read",
@@ -93,3 +96,20 @@ def test_messages():
 def test_messages_that_are_wrong(messages, message):
     with pytest.raises(RunError, match=message):
         check_messages(messages)
+
+
+def test_filters_that_compute_with_numbers():
+    text = "{{ 1.25|round(1, 'ceil') }} {{ 1.5|round }} {{ [1, 2]|sum }} {{ [{'n': 3}]|sum('n') }}"
+    assert ChatTemplate(text).render(TALK) == "1.3 2.0 3 3"
+    assert ChatTemplate("{{ 1.5|round(999999999, 'ceil') }}").render(TALK) == "1.5"
+
+
+def test_filters_of_blocks():
+    text = "{% filter upper|trim %} a {% endfilter %}{% set x|lower|trim %} B {% endset %}{{ x }}"
+    assert ChatTemplate(text).render(TALK) == "Ab"
+
+
+def test_filters_without_a_loop_end_in_time(monkeypatch):
+    monkeypatch.setattr(chat_template, "MAX_SECONDS", 0.0)
+    with pytest.raises(TemplateError, match="does not end"):
+        ChatTemplate("{% set x = 'ab'|upper %}").render(TALK)

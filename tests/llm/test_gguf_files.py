@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import struct
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -15,6 +17,7 @@ from bitwright.errors import BitwrightError, ImportModelError, UnsupportedError
 from bitwright.frontend.gguf.reader import read_gguf
 from bitwright.frontend.gguf.tensor_types import BY_NAME, KINDS
 from bitwright.frontend.language.source import read_source
+from bitwright.llm.engine.session import weight_samples
 from bitwright.llm.files.save import save_model
 from bitwright.llm.model import load_model
 
@@ -137,6 +140,22 @@ def test_damaged_files_raise_errors_of_the_package(tmp_path):
             load_model(path).graph_for()
 
 
+@pytest.mark.parametrize(
+    "sizes, offset, message",
+    [
+        ((1 << 63, 0), 0, "has the shape"),
+        ((0, 1 << 63), 0, "has the shape"),
+        ((4,), 3, "not aligned to 32"),
+    ],
+)
+def test_shapes_and_offsets_that_no_array_has(sizes, offset, message, tmp_path):
+    row = struct.pack(f"<QcI{len(sizes)}QIQ", 1, b"a", len(sizes), *sizes, 0, offset)
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + row + bytes(128))
+    with pytest.raises(ImportModelError, match=message):
+        read_gguf(path)
+
+
 def test_formats_without_a_kernel_are_refused_or_dequantized(tmp_path):
     save_decoder("qwen2", tmp_path / "hf")
     path = tmp_path / "model.gguf"
@@ -194,3 +213,27 @@ def test_wrong_configurations_are_refused(change, message, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
     with pytest.raises(ImportModelError, match=message):
         bw.load(tmp_path)
+
+
+def test_an_index_that_names_no_files(tmp_path):
+    save_decoder("llama", tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    for file in (1, "a\0b"):
+        index = tmp_path / "model.safetensors.index.json"
+        index.write_text(json.dumps({"weight_map": {"lm_head.weight": file}}))
+        with pytest.raises(ImportModelError, match="names the file"):
+            load_model(tmp_path)
+
+
+def test_sessions_of_models_that_differ_in_values_only(tmp_path):
+    for seed, name in enumerate("ab"):
+        save_decoder("llama", tmp_path / name)
+        if seed:
+            file = tmp_path / name / "model.safetensors"
+            data = bytearray(file.read_bytes())
+            start = 8 + int.from_bytes(data[:8], "little")
+            data[start : start + 64] = bytes(64)
+            file.write_bytes(bytes(data))
+    first, second = (weight_samples(load_model(tmp_path / name)) for name in "ab")
+    assert first == weight_samples(load_model(tmp_path / "a"))
+    assert first != second

@@ -39,7 +39,7 @@ class Encoder:
 
     def __init__(self):
         self.tokenizer_source = llm_models.metadata()
-        self.config = type("Config", (), {"context": 32})
+        self.config = type("Config", (), {"context": 32, "vocab": 600})
         b = bw.Builder("encoder")
         tokens, mask = b.input("tokens", "i32[b, s]"), b.input("mask", "i32[b, s]")
         table = np.random.default_rng(0).normal(0, 1, (600, 8)).astype(np.float32)

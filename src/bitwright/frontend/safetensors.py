@@ -104,7 +104,12 @@ def read_index(path: str | Path) -> dict[str, Array]:
         raise ImportModelError(f"cannot read the index {path}: {error}") from None
     arrays: dict[str, Array] = {}
     for file in files:
-        if Path(file).name != file or file in ("", ".", ".."):
+        if (
+            not isinstance(file, str)
+            or "\0" in file
+            or Path(file).name != file
+            or file in ("", ".", "..")
+        ):
             raise ImportModelError(
                 f"index {path} names the file {file!r}", expected="a file in its own folder"
             )

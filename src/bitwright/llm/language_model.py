@@ -16,7 +16,7 @@ from bitwright.errors import BitwrightError, RunError
 from bitwright.llm.engine.compiled import compile_model
 from bitwright.llm.engine.decoder import Decoder
 from bitwright.llm.engine.engine import Engine
-from bitwright.llm.engine.session import Session, load_session
+from bitwright.llm.engine.session import Session, load_session, weight_samples
 from bitwright.llm.generation.constraint import Constraints
 from bitwright.llm.generation.job import Job, Piece
 from bitwright.llm.generation.options import Options
@@ -134,7 +134,7 @@ class LanguageModel:
 
     @cached_property
     def _fingerprint(self) -> str:
-        return self.engine.decoder.fingerprint([self.name])
+        return self.engine.decoder.fingerprint([self.name, *weight_samples(self.model)])
 
     def session(self) -> Session:
         """An empty sequence."""
@@ -146,7 +146,8 @@ class LanguageModel:
 
     @cached_property
     def _constraints(self) -> Constraints:
-        return Constraints(self.tokenizer, self.tokenizer.vocabulary.size)
+        size = min(self.tokenizer.vocabulary.size, self.engine.decoder.vocabulary)
+        return Constraints(self.tokenizer, size)
 
     def drafter(self, draft: Any) -> Drafter | None:
         """What guesses tokens: "prompt" for prompt lookup, or a smaller model."""

@@ -68,6 +68,6 @@ def serve(
             drafter = LanguageModel(draft, threads, longest)
         address = f"http://{host}:{listening.getsockname()[1]}"
         common.print_line(f"serving {', '.join(opened)} at {address}")
-        serve(opened, listening, Settings(api_key=api_key, **limits), drafter)
+        serve(opened, listening, Settings(api_key=api_key or None, **limits), drafter)
     finally:
         listening.close()

@@ -83,11 +83,13 @@ class _Reader:
         metadata = self.metadata(entries)
         rows = [self.tensor_row() for _ in range(tensors)]
         alignment = metadata.get(_ALIGNMENT, 32)
-        if not isinstance(alignment, int) or not 1 <= alignment <= 1 << 20:
+        if type(alignment) is not int or not 8 <= alignment <= 1 << 20 or alignment % 8:
             raise self.damaged(f"{_ALIGNMENT} is {alignment!r}")
         body = self.data[min(-(-self.at // alignment) * alignment, len(self.data)) :]
         found: dict[str, StoredTensor] = {}
         for name, shape, number, offset in rows:
+            if offset % alignment:
+                raise self.damaged(f"tensor {name!r} is at {offset}, not aligned to {alignment}")
             if name in found:
                 raise self.damaged(f"two tensors are named {name!r}")
             found[name] = self.tensor(body, name, shape, number, offset)
@@ -189,6 +191,8 @@ class _Reader:
         kind = KINDS.get(number)
         if kind is None:
             raise UnsupportedError(f"tensor {name!r} of {self.path} has the unknown type {number}")
+        if max(shape, default=0) >= 1 << 48:  # an empty tensor may have such a size
+            raise self.damaged(f"tensor {name!r} has the shape {list(shape)}")
         columns = shape[-1] if shape else 1
         if columns % kind.block:
             raise self.damaged(

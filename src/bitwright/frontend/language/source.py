@@ -78,6 +78,8 @@ class TokenizerSource:
         if self.metadata:
             return self.metadata
         if self.folder is not None:
+            for name in (*TOKENIZER_FILES, "config.json"):  # what is read beside it
+                inside(self.folder, name)
             path = self.folder / "tokenizer.json"
             return path if path.exists() else None
         if "tokenizer.json" not in self.files:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -93,8 +92,8 @@ class Options:
 
 def _number(name: str, value: Any, low: float, high: float, whole: bool = False) -> None:
     kinds = int if whole else (int, float)
-    is_right = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)
-    if not is_right or not low <= value <= high:
+    is_right = isinstance(value, kinds) and not isinstance(value, bool)
+    if not is_right or not low <= value <= high:  # NaN is in no range
         kind = "an integer" if whole else "a number"
         raise RunError(
             f"{name} is out of range",

@@ -47,6 +47,9 @@ class Sampler:
         for token in options.logit_bias:
             if token >= vocabulary:
                 raise RunError(f"token {token} is not in the vocabulary", where="logit_bias")
+        self._biased: tuple[Array, Array] | None = None
+        if bias := options.logit_bias:
+            self._biased = (np.array(list(bias)), np.array(list(bias.values()), np.float32))
 
     def accept(self, token: int) -> None:
         """A token was generated."""
@@ -79,8 +82,9 @@ class Sampler:
         """A copy with bias and penalties."""
         options = self._options
         logits = logits.copy()
-        for token, bias in options.logit_bias.items():
-            logits[token] += bias
+        if self._biased is not None:
+            tokens, biases = self._biased
+            logits[tokens] += biases
         if options.repetition_penalty != 1 and self._seen:
             seen = np.fromiter(self._seen, np.int64, len(self._seen))
             values = logits[seen]

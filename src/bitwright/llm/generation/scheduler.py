@@ -38,7 +38,7 @@ class Scheduler:
         return len(self._active)
 
     def check(self, job: Job) -> None:
-        """Raise if a job's prompt is empty or does not fit the context."""
+        """Raise if a job's prompt is empty, does not fit the context or has unknown tokens."""
         if not job.prompt:
             raise RunError("the prompt has no token", where="prompt")
         context = self.engine.context
@@ -50,6 +50,13 @@ class Scheduler:
                 hint="Load the model with a larger context, or shorten the prompt.",
             )
         job.tokenizer.check(job.prompt)
+        rows = self.engine.decoder.vocabulary  # a tokenizer may have more tokens than the model
+        if max(job.prompt) >= rows:
+            raise RunError(
+                f"token {max(job.prompt)} is not in the model's vocabulary",
+                where="prompt",
+                expected=f"0 to {rows - 1}",
+            )
 
     def add(self, job: Job) -> None:
         """Queue a job; `check` says what may be wrong with it."""
@@ -150,7 +157,11 @@ class Scheduler:
             self._end(job)
 
 
+class GenerationError(RunError):
+    """A generation ended for a reason that is not in its request."""
+
+
 def _as_error(error: Exception) -> BitwrightError:
     if isinstance(error, BitwrightError):
         return error
-    return RunError(f"the generation failed: {type(error).__name__}: {error}")
+    return GenerationError(f"the generation failed: {type(error).__name__}: {error}")

@@ -14,16 +14,23 @@ from functools import cache, partial
 from importlib import resources
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from bitwright.errors import BitwrightError
 from bitwright.executable import Executable
 from bitwright.llm.language_model import LanguageModel
 from bitwright.llm.serve.embedding import Embedder, embedding_answer
 from bitwright.llm.serve.fields import parse_body
 from bitwright.llm.serve.generating import Generations
-from bitwright.llm.serve.http import error_response, guarded, json_response, read_body
+from bitwright.llm.serve.http import (
+    content_type,
+    error_response,
+    guarded,
+    json_response,
+    read_body,
+)
 from bitwright.llm.serve.inference import read_json, read_npz, signature, write_json, write_npz
 from bitwright.llm.serve.metrics import Metrics
 from bitwright.llm.serve.requests import chat_request, completion_request
-from bitwright.llm.serve.settings import ApiError, Settings
+from bitwright.llm.serve.settings import ApiError, Settings, too_many, too_slow
 from bitwright.llm.text.library import need
 
 if TYPE_CHECKING:
@@ -58,6 +65,8 @@ class Server:
             if isinstance(model, LanguageModel)
         }
         self._locks = {name: threading.Lock() for name in models}
+        self._turns = {name: asyncio.Lock() for name in models}
+        self._queued = dict.fromkeys(models, 0)
 
     def _declare(self) -> None:
         metrics = self.metrics
@@ -123,7 +132,7 @@ class Server:
             return json_response({"model": name} | signature(model))  # type: ignore[no-any-return]
         kinds = (_JSON, _NPZ, "application/octet-stream")
         data = await read_body(request, self.settings, *kinds)
-        is_json = request.headers["content-type"].startswith(_JSON)
+        is_json = content_type(request) == _JSON
         if is_json and query is None:
             query = parse_body(data).get("model")
         name, model = self._find(query, Executable, "is run by another route")
@@ -142,14 +151,28 @@ class Server:
         return Response(found, media_type=_NPZ)
 
     async def _in_thread(self, name: str, run: Callable[[], Any]) -> Any:
-        """Runs of one model wait for each other."""
+        """Runs of one model wait for each other, within the limits, and hold no thread."""
         from starlette.concurrency import run_in_threadpool
 
         def locked() -> Any:
-            with self._locks[name]:
+            with self._locks[name]:  # a run whose request was cancelled may still go on
                 return run()
 
-        return await run_in_threadpool(locked)
+        if self._queued[name] >= self.settings.max_queue:
+            raise too_many()
+        self._queued[name] += 1
+        try:
+            try:
+                async with asyncio.timeout(self.settings.max_seconds):
+                    await self._turns[name].acquire()
+            except TimeoutError:
+                raise too_slow(self.settings) from None
+            try:
+                return await run_in_threadpool(locked)
+            finally:
+                self._turns[name].release()
+        finally:
+            self._queued[name] -= 1
 
     async def models(self, request: Request) -> Response:
         listed = [self._facts(name) for name in self._models]
@@ -168,7 +191,7 @@ class Server:
         }
         model = self._models[name]
         if isinstance(model, LanguageModel):
-            facts |= {"context": model.context, "chat": model.chat_template is not None}
+            facts |= {"context": model.context, "chat": _chats(model)}
         return facts
 
     async def health(self, request: Request) -> Response:
@@ -229,6 +252,14 @@ class Server:
             exception_handlers={HTTPException: other},
             lifespan=lifespan,
         )
+
+
+def _chats(model: LanguageModel) -> bool:
+    """Whether the model has a chat template that can be used."""
+    try:
+        return model.chat_template is not None
+    except BitwrightError:
+        return False
 
 
 @cache

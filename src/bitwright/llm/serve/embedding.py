@@ -37,6 +37,12 @@ class Embedder:
         """Tokens as the encoder expects them; given tokens stay as they are."""
         if not isinstance(text, str):
             self.tokenizer.check(text)
+            rows = self._encoder.config.vocab  # a tokenizer may have more tokens than the model
+            if max(text, default=0) >= rows:
+                raise RunError(
+                    f"token {max(text)} is not in the model's vocabulary",
+                    expected=f"0 to {rows - 1}",
+                )
             return list(text)
         special = self.tokenizer.special
         begin = [] if special.begin is None else [special.begin]

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from bitwright.errors import BitwrightError
 from bitwright.llm.generation.job import Piece
 from bitwright.llm.language_model import LanguageModel
 from bitwright.llm.serve.answers import Answer
-from bitwright.llm.serve.http import json_response, until_disconnect
+from bitwright.llm.serve.http import json_bytes, json_response, until_disconnect
 from bitwright.llm.serve.metrics import Metrics
 from bitwright.llm.serve.requests import GenerationRequest
-from bitwright.llm.serve.settings import ApiError, Settings, api_error
+from bitwright.llm.serve.settings import ApiError, Settings, api_error, too_many, too_slow
 from bitwright.llm.serve.worker import Generating, Worker
 
 if TYPE_CHECKING:
@@ -54,24 +54,14 @@ class Generations:
             asked.choices,
         )
         if asked.is_stream:
-            from starlette.responses import StreamingResponse
-
-            events = self._events(running, answer, asked.has_usage)
-            headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-            return StreamingResponse(events, 200, headers, "text/event-stream")
+            return _stream(self._events(running, answer, asked.has_usage), running)
         return await self._whole(request, running, answer)
 
     def _require_room(self, count: int) -> None:
         if not self.worker.is_alive:
             raise ApiError(503, "the server is shutting down", kind="server_error")
         if self.worker.load + self._preparing + count > self._settings.max_queue:
-            raise ApiError(
-                429,
-                "too many requests wait already",
-                kind="rate_limit_error",
-                code="rate_limit_exceeded",
-                headers={"Retry-After": "2"},
-            )
+            raise too_many()
 
     async def _start(self, asked: GenerationRequest, is_chat: bool) -> list[Generating]:
         """Queue all answers of a request; an error in one queues none."""
@@ -115,7 +105,7 @@ class Generations:
                 raise ApiError(499, "the client has gone")
             choices = everything.result()
         except TimeoutError:
-            raise self._timeout() from None
+            raise too_slow(self._settings) from None
         finally:
             gone.cancel()
             everything.cancel()
@@ -146,7 +136,7 @@ class Generations:
             while left:
                 rest = self._settings.max_seconds - (time.monotonic() - begin)
                 if rest <= 0:
-                    raise self._timeout()
+                    raise too_slow(self._settings)
                 try:
                     async with asyncio.timeout(min(rest, _SILENCE)):
                         index, piece = await merged.get()
@@ -177,11 +167,21 @@ class Generations:
             add("bitwright_cached_tokens_total", counts.reused)
             add("bitwright_generated_tokens_total", counts.generated)
 
-    def _timeout(self) -> ApiError:
-        seconds = self._settings.max_seconds
-        return ApiError(
-            504, f"the request took more than {seconds:g} s", kind="server_error", code="timeout"
-        )
+
+def _stream(events: AsyncIterator[bytes], running: list[Generating]) -> Response:
+    """A response whose end also cancels generations that it never began to send."""
+    from starlette.responses import StreamingResponse
+
+    class Events(StreamingResponse):
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            try:
+                await super().__call__(scope, receive, send)
+            finally:
+                for one in running:
+                    one.cancel()
+
+    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+    return Events(events, 200, headers, "text/event-stream")
 
 
 def _sender(
@@ -190,15 +190,14 @@ def _sender(
     """Passes pieces from the worker's thread to the event loop."""
 
     def send(piece: Piece) -> None:
-        if not loop.is_closed():
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(queue.put_nowait, piece)
 
     return send
 
 
 def _event(value: Any) -> bytes:
-    data = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return f"data: {data}\n\n".encode()
+    return b"data: " + json_bytes(value) + b"\n\n"
 
 
 def _require_success(piece: Piece) -> None:

@@ -24,11 +24,16 @@ _BODY_SECONDS = 60
 
 
 def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Any:
-    """A response with compact JSON; numbers that JSON lacks become null."""
+    """A response with compact JSON; a number that JSON lacks is an error."""
     from starlette.responses import Response
 
-    data = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
-    return Response(data, status, headers, "application/json")
+    return Response(json_bytes(value), status, headers, "application/json")
+
+
+def json_bytes(value: Any) -> bytes:
+    """Compact JSON in UTF-8; half of a surrogate pair becomes its escape."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text.encode("utf-8", "backslashreplace")
 
 
 def error_response(error: ApiError) -> Any:
@@ -72,19 +77,23 @@ def check_key(request: Request, settings: Settings) -> None:
         )
 
 
+def content_type(request: Request) -> str:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
 async def read_body(request: Request, settings: Settings, *kinds: str) -> bytes:
     """The body, of one of the content types and within the limit.
 
     The content type is required: a page of another site cannot send it without asking first.
     """
-    given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    given = content_type(request)
     if given not in kinds:
         raise ApiError(415, f"the content type is {' or '.join(kinds)}, found {given[:80]!r}")
     too_large = ApiError(
         413, f"the body is larger than the {settings.max_body:,} bytes that this server allows"
     )
     length = request.headers.get("content-length", "")
-    if length.isdigit() and int(length) > settings.max_body:
+    if length.isdecimal() and int(length) > settings.max_body:
         raise too_large
     parts, size = [], 0
     try:

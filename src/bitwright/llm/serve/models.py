@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from bitwright.llm.model import load_encoder
 from bitwright.llm.serve.app import Model
 from bitwright.llm.serve.embedding import Embedder
 
+_TOKENS = "tokenizer.ggml.tokens"
+
 
 def open_model(path: str | Path, threads: int | None = None, **options: Any) -> Model:
     """The model at a path, ready to be served. `options` are those of `LanguageModel`."""
@@ -26,7 +28,11 @@ def open_model(path: str | Path, threads: int | None = None, **options: Any) -> 
         return compile(path, threads=threads)
     if source.config.is_encoder:
         return Embedder(load_encoder(path), threads)
-    return LanguageModel(path, threads, **options)
+    model = LanguageModel(path, threads, **options)
+    tokens = model.model.tokenizer_source
+    if tokens is not None and (not isinstance(tokens, Mapping) or _TOKENS in tokens):
+        _ = model.tokenizer  # what is wrong with it is an error now, not in a request
+    return model
 
 
 def _language_source(path: Path) -> ModelSource | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bitwright.errors import BitwrightError
+from bitwright.llm.generation.scheduler import GenerationError
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,26 @@ class ApiError(Exception):
         }
 
 
+def too_many() -> ApiError:
+    return ApiError(
+        429,
+        "too many requests wait already",
+        kind="rate_limit_error",
+        code="rate_limit_exceeded",
+        headers={"Retry-After": "2"},
+    )
+
+
+def too_slow(settings: Settings) -> ApiError:
+    text = f"the request took more than {settings.max_seconds:g} s"
+    return ApiError(504, text, kind="server_error", code="timeout")
+
+
 def api_error(error: BaseException) -> ApiError:
     """What a client gets for an exception; only our own messages reach it."""
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, BitwrightError):
+    if isinstance(error, BitwrightError) and not isinstance(error, GenerationError):
         is_long = "fit the context" in error.what
         code = "context_length_exceeded" if is_long else None
         return ApiError(400, str(error), code=code, param=error.where or None)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from bitwright.errors import RunError
 from bitwright.llm.generation.job import Job, Piece
-from bitwright.llm.generation.scheduler import Scheduler
+from bitwright.llm.generation.scheduler import GenerationError, Scheduler
 
 log = logging.getLogger("bitwright.serve")
 
@@ -56,7 +56,9 @@ class Worker:
                 has_work = self.scheduler.step()
             except Exception as error:
                 log.exception("a step of the scheduler failed")
-                self.scheduler.cancel_all(RunError(f"the step failed: {type(error).__name__}"))
+                self.scheduler.cancel_all(
+                    GenerationError(f"the step failed: {type(error).__name__}")
+                )
                 has_work = True
             if not has_work:
                 self._wake.wait()

@@ -8,8 +8,9 @@ makes is longer than `MAX_CHARACTERS`.
 from __future__ import annotations
 
 import json
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -20,7 +21,9 @@ MAX_STEPS = 200_000
 MAX_SECONDS = 5.0
 MAX_CHARACTERS = 4_000_000
 _STEP, _JOIN, _MEASURE = "step_", "joined_", "measured_"
-_FORBIDDEN = frozenset(("ljust", "rjust", "center", "zfill", "expandtabs", "translate"))
+_FORBIDDEN = frozenset(
+    ("ljust", "rjust", "center", "zfill", "expandtabs", "translate", "encode", "to_bytes")
+)
 _FILTERS_LEFT_OUT = (
     *("center", "format", "indent", "wordwrap", "xmlattr", "urlize", "pprint", "batch", "slice"),
     *("groupby", "filesizeformat", "truncate"),
@@ -59,6 +62,7 @@ class _Limits:
 
     def measured(self, value: Any) -> Any:
         """The value, if all that it holds is not too much."""
+        self.check_time()
         rest, size = [value], 0
         while rest:
             one = rest.pop()
@@ -68,10 +72,14 @@ class _Limits:
                 rest += one.values()
             elif isinstance(one, list | tuple):
                 rest += one
-            if len(rest) % 1024 == 1 and time.monotonic() > self.end:
-                self.steps = MAX_STEPS
-                self.step()
+            if len(rest) % 1024 == 1:
+                self.check_time()
         return value
+
+    def check_time(self) -> None:
+        if time.monotonic() > self.end:
+            self.steps = MAX_STEPS
+            self.step()
 
     def joined(self, *parts: Any) -> str:
         texts = [str(self.measured(part)) for part in parts]
@@ -97,7 +105,14 @@ def _environment() -> tuple[Any, Any]:
         return made.set_lineno(node.lineno)
 
     class Counting(visitor.NodeTransformer):  # type: ignore[misc, name-defined]
-        """Counts passes through loops and macros; measures containers and `a ~ b`."""
+        """Counts passes through loops and macros; measures containers, `a ~ b` and filters."""
+
+        def _is_result(self, node: Any) -> bool:
+            """Whether it is a filter of a value; the first one of a block has no value."""
+            first = node
+            while isinstance(first, nodes.Filter) and isinstance(first.node, nodes.Filter):
+                first = first.node
+            return isinstance(first, nodes.Filter) and first.node is not None
 
         def visit(self, node: Any, *args: Any, **kwargs: Any) -> Any:
             self.generic_visit(node)
@@ -105,8 +120,10 @@ def _environment() -> tuple[Any, Any]:
                 node.body.insert(0, count(node))
             elif isinstance(node, nodes.Concat):
                 return call(_JOIN, node.nodes, node)
-            elif isinstance(node, nodes.List | nodes.Dict) or (
-                isinstance(node, nodes.Tuple) and node.ctx == "load"
+            elif (
+                isinstance(node, nodes.List | nodes.Dict)
+                or self._is_result(node)
+                or (isinstance(node, nodes.Tuple) and node.ctx == "load")
             ):
                 return call(_MEASURE, [node], node)
             return node
@@ -131,7 +148,7 @@ def _environment() -> tuple[Any, Any]:
             return super().call_binop(context, operator, left, right)
 
         def is_safe_attribute(self, value: Any, name: str, attribute: Any) -> bool:
-            if isinstance(value, str) and name in _FORBIDDEN:
+            if name in _FORBIDDEN and isinstance(value, str | bytes | int):
                 return False
             return bool(super().is_safe_attribute(value, name, attribute))
 
@@ -158,6 +175,8 @@ def _environment() -> tuple[Any, Any]:
     for name in ("replace", "join"):
         made.filters[name] = _checked_filter(limits, name, made.filters[name])
     made.filters["tojson"] = _to_json
+    made.filters["round"] = _round
+    made.filters["sum"] = _sum
     made.filters["indent"] = _indent
     made.globals.pop("lipsum", None)
     made.globals |= {
@@ -222,6 +241,23 @@ def _indent(text: Any, width: int = 4, first: bool = False, blank: bool = False)
     )
 
 
+def _round(value: Any, precision: int = 0, method: str = "common") -> Any:
+    """jinja2's filter for at most 15 digits: it computes 10**precision."""
+    digits = max(-15, min(int(precision), 15))
+    if method == "common":
+        return round(float(value), digits)
+    whole = {"ceil": math.ceil, "floor": math.floor}[method]
+    return whole(float(value) * 10.0**digits) / 10.0**digits
+
+
+def _sum(values: Iterable[Any], attribute: str | None = None, start: Any = 0) -> Any:
+    """A sum of numbers: adding lists one by one takes quadratic time."""
+    listed = [one if attribute is None else one[attribute] for one in values]
+    if not all(isinstance(one, int | float) for one in (start, *listed)):
+        raise TemplateError("it sums what is not a number", where=_WHERE)
+    return sum(listed, start)
+
+
 def _refuse(message: Any = "") -> None:
     raise TemplateError(f"it refuses these messages: {str(message)[:500]}", where=_WHERE)
 
@@ -284,7 +320,7 @@ def guarded(value: Any, guard: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return guard(value)
     if isinstance(value, Mapping):
-        return {key: guarded(item, guard) for key, item in value.items()}
+        return {guarded(key, guard): guarded(item, guard) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [guarded(item, guard) for item in value]
     return value

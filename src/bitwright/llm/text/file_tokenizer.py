@@ -23,7 +23,7 @@ def tokenizer_of_file(path: Path | str) -> Tokenizer:
     try:
         text = path.read_text(encoding="utf-8")
         data = json.loads(text)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ImportModelError(f"the tokenizer cannot be read: {error}", where=str(path)) from None
     if not isinstance(data, dict):
         raise ImportModelError("the tokenizer is not a JSON object", where=str(path))
@@ -83,7 +83,7 @@ def _strips_space(data: Mapping[str, Any]) -> bool:
 def _json_beside(folder: Path, name: str) -> dict[str, Any]:
     try:
         found = json.loads((folder / name).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -16,6 +16,8 @@ from bitwright.llm.text.tokenizer import SpecialTokens, Tokenizer
 from bitwright.llm.text.vocabulary import Spelling, Vocabulary
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+MAX_MERGED = 4096
+"""Characters of a token that merges make: all its cuts are tried."""
 _PREFIX = "tokenizer.ggml."
 _ENDS = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>")
 """Names of tokens that end a turn in every vocabulary that has them."""
@@ -240,6 +242,13 @@ def _merges_of_scores(
     for token, text in enumerate(facts.tokens):
         if text in no_parts or ids[text] != token:
             continue
+        if len(text) > MAX_MERGED:
+            raise ImportModelError(
+                f"token {token} is too long",
+                where=f"{_PREFIX}tokens",
+                expected=f"at most {MAX_MERGED} characters",
+                found=len(text),
+            )
         for cut in range(1, len(text)):
             left, right = text[:cut], text[cut:]
             if left in ids and right in ids and not (left in no_parts or right in no_parts):
