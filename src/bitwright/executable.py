@@ -100,7 +100,11 @@ class Executable:
         if observe is not None:
             from bitwright.ops.core.interpret import run
 
-            return run(self.graph, feeds, states=self.engine.states, observe=observe)
+            states = dict(self.engine.states)
+            found = run(self.graph, feeds, states=states, observe=observe)
+            # The caller may own a new state: an input, or an array that `observe` got.
+            self.engine.states.update({name: array.copy() for name, array in states.items()})
+            return found
         if self._monitor is not None:
             return self._monitor.run(self.engine, feeds, out)
         return self.engine.run(feeds, out)

@@ -61,3 +61,23 @@ def test_nodes_are_checked_when_their_sizes_are_bound():
     assert not seen
     with pytest.raises(RunError, match="%z"):
         checks.ready({"n": 3, "m": 7}, seen)
+
+
+def past_the_limit(start: int) -> SizeChecks:
+    """A slice of a constant of 131072 elements: of n elements, or of 4 behind n."""
+    b = Builder("limit")
+    n = b.input("x", "f32[n]").shape[0]
+    table = b.constant(np.zeros(131072, np.float32))
+    begin, end = (0, n) if not start else (n, n + 4)
+    y = b.slice(table, starts=(begin,), stops=(end,), steps=(1,), axes=(0,), name="y")
+    return SizeChecks.of(b.build(y=y))
+
+
+@pytest.mark.parametrize("start", [0, 1])
+def test_every_size_is_checked_whatever_sizes_were_right_before(start):
+    checks = past_the_limit(start)
+    for made in (checks, checks_from_text(*checks_text(checks))):
+        for n in (1, 2, 100003, 131000):
+            made.verify({"n": n})
+        with pytest.raises(RunError, match="does not fit"):
+            made.verify({"n": 131073})

@@ -1,5 +1,7 @@
 """Step tables: where the barriers are, and which steps one thread runs."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -119,3 +121,25 @@ def _cells(buffers, memory: PlannedMemory) -> set[int]:
     """The address ranges of arena buffers."""
     held = [memory.range(b) for b in buffers if b.storage is Storage.ARENA]
     return {at for start, end in held for at in range(start, end)}
+
+
+def test_barriers_are_those_of_the_memory_plan():
+    """Tables of one plan keep its barriers after tables of another plan were made."""
+    b = Builder("plans")
+    x, w = b.input("x", "f32[n, 8]"), b.constant(np.eye(8, dtype=np.float32))
+    ends = [
+        b.softmax(b.matmul(b.softmax(b.matmul(v, w)), w)) for v in (x, b.input("z", "f32[n, 8]"))
+    ]
+    program = CpuBackend(host()).compile(b.build(y=ends[0], z=ends[1]), threads=2)
+    (segment,) = program._code.segments
+    bindings = {"n": 9}
+    apart = plan(program.schedule, bindings)
+    starts = np.cumsum([0, *apart.nbytes.values()]).tolist()
+    apart = replace(apart, offsets=dict(zip(apart.offsets, starts, strict=False)))
+    together = replace(apart, offsets=dict.fromkeys(apart.offsets, 0))
+    arena = allocate(starts[-1])
+    memories = [PlannedMemory(bindings, one, arena) for one in (apart, together, apart)]
+    first, other = (StepTable(segment, memory) for memory in memories[:2])
+    again = StepTable(segment, memories[2], like=first)
+    assert first.rows[2::3].tolist() != other.rows[2::3].tolist()
+    assert again.rows[2::3].tolist() == first.rows[2::3].tolist()

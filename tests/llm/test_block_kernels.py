@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from block_runs import TARGETS, run_kernel
 
+import bitwright as bw
+from bitwright.errors import RunError
 from bitwright.ops.core.registry import get
 from bitwright.ops.quant.block_formats import FORMATS
 from bitwright.ops.quant.block_matmul import random_blocks
@@ -51,3 +53,22 @@ def test_values_that_are_not_finite_make_their_row_nan(target):
     x[1, 40], x[2, 3] = np.nan, -np.inf
     found, _ = run_kernel("block_matmul", (x, weights), {"format": "Q4_0"}, (1,), target)
     assert np.isfinite(found[0]).all() and np.isnan(found[1:]).all()
+
+
+@pytest.mark.parametrize("counts", [(1, 1), (3, 3), (5, -1), (-1, 5), (2**62, 2**62)])
+def test_counts_that_do_not_divide_the_rows_are_an_error(counts):
+    b = bw.Builder("grouped")
+    x, given = b.input("x", "f32[n, 32]"), b.input("counts", "i64[2]")
+    weights = b.constant(random_blocks(2, 5, form=FORMATS["Q8_0"]))
+    exe = bw.compile(b.build(y=b.block_grouped_matmul(x, weights, given, format="Q8_0")), threads=2)
+    with pytest.raises(RunError, match="outside"):
+        exe.run({"x": np.ones((4, 32), np.float32), "counts": np.array(counts)})
+
+
+def test_an_empty_table_has_no_row():
+    b = bw.Builder("empty")
+    table = b.constant(np.zeros((0, 34), np.uint8))
+    exe = bw.compile(b.build(y=b.block_gather(table, b.input("i", "i64[n]"), format="Q8_0")))
+    assert exe.run(np.zeros(0, np.int64))["y"].shape == (0, 32)
+    with pytest.raises(RunError, match="outside"):
+        exe.run(np.zeros(2, np.int64))

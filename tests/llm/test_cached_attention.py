@@ -103,3 +103,44 @@ def test_places_outside_the_cache_are_errors():
         places = {"slot": np.array([slot], np.int32), "position": np.array([position], np.int32)}
         with pytest.raises(RunError, match="outside"):
             exe.run({**feeds, **places})
+
+
+@pytest.mark.parametrize("element", ["f16", "i8"])
+def test_a_place_outside_changes_no_other_token(element):
+    exe = compile_graph(cached_model(element), threads=1)
+    feeds = {"q": np.zeros((1, 4, 8), np.float32), "new": np.ones((1, 2, 8), np.float32)}
+    first = {"slot": np.zeros(1, np.int32), "position": np.zeros(1, np.int32)}
+    exe.run(feeds | first)
+    before = {name: array.copy() for name, array in exe.engine.states.items()}
+    feeds["new"] *= 9
+    for slot, position in ((3, 0), (-1, 0), (0, 40), (0, -1)):
+        places = {"slot": np.array([slot], np.int32), "position": np.array([position], np.int32)}
+        with pytest.raises(RunError, match="outside"):
+            exe.run(feeds | places)
+    for name, array in exe.engine.states.items():
+        np.testing.assert_array_equal(array, before[name])
+
+
+def test_an_empty_cache_has_no_place():
+    exe = compile_graph(cached_model(context=0), threads=1)
+    feeds = {"q": np.zeros((1, 4, 8), np.float32), "new": np.ones((1, 2, 8), np.float32)}
+    with pytest.raises(RunError, match="outside"):
+        exe.run(feeds | {"slot": np.zeros(1, np.int32), "position": np.zeros(1, np.int32)})
+
+
+@pytest.mark.parametrize("use", ["output", "update"])
+def test_the_old_value_of_a_cache_stays_what_it_was(use):
+    """An output, or the update of another state, shows the cache before the write."""
+    b = bw.Builder("old")
+    new, place = b.input("new", "f32[n, 1, 2]"), b.input("place", "i64[n]")
+    cache, other = (b.state(name, type_="f32[1, 1, 4, 2]") for name in ("cache", "other"))
+    written = b.kv_write(cache, new, place, place)
+    b.update(cache, written)
+    if use == "update":
+        b.update(other, cache)
+    exe = compile_graph(b.build(old=cache if use == "output" else other, now=written), threads=1)
+    for n in (1, 2, 3):
+        feeds = {"new": np.full((1, 1, 2), n, np.float32), "place": np.zeros(1, np.int64)}
+        found = exe.run(feeds)
+        assert found["now"].max() == n
+        assert found["old"].max() == max(0, n - (1 if use == "output" else 2))

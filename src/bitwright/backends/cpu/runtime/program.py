@@ -282,15 +282,31 @@ class Program:
         token = token_of(self.states)
         if memory.states_token is not token:
             for buffer in self._state_buffers:
-                state = self.states.get(buffer.name)
-                memory.give(buffer, self._new_state(buffer, memory) if state is None else state)
+                memory.give(buffer, self._state(buffer, memory))
             memory.states_token = token_of(self.states)
         memory.give(self._fault_buffer, self._fault)
 
-    def _new_state(self, buffer: Buffer, memory: Memory) -> Array:
+    def _state(self, buffer: Buffer, memory: Memory) -> Array:
+        """The array of a state: kernels write to it, so it must be what they expect."""
         value = self.graph.values[buffer.name]
-        initial = value.node.attrs.get("value")
         shape = value.tensor.concrete(memory.bindings)
+        found = self.states.get(buffer.name)
+        if found is None:
+            return self._new_state(buffer, shape)
+        if found.shape != shape or found.dtype != buffer.dtype.numpy:
+            raise RunError(
+                f"state {buffer.name!r} has another type than this run needs",
+                where=f"graph {self.graph.name!r}",
+                expected=f"{buffer.dtype}{list(shape)}",
+                found=f"{found.dtype}{list(found.shape)}",
+                hint="`reset()` starts again from the initial values.",
+            )
+        if not (found.flags.c_contiguous and found.flags.writeable):
+            found = self.states[buffer.name] = np.array(found, order="C")
+        return found
+
+    def _new_state(self, buffer: Buffer, shape: tuple[int, ...]) -> Array:
+        initial = self.graph.values[buffer.name].node.attrs.get("value")
         require_room(shape, buffer.dtype.numpy.itemsize, f"state {buffer.name!r}")
         array = self.states[buffer.name] = new_zeros(shape, buffer.dtype.numpy)
         if initial is not None:

@@ -23,8 +23,6 @@ from bitwright.ir.verify import place
 from bitwright.ops.core.opdef import Kind, OpDef
 from bitwright.ops.core.registry import get
 
-_PRIMES = (100003, 100019, 100043, 100049, 100057)
-"""Sizes that no check expects."""
 # Ops of one operand that accept any size.
 _UNCHECKED = frozenset(
     {"identity", "optimization_barrier", "transpose", "cast", "softmax", "log_softmax"}
@@ -70,8 +68,6 @@ class SizeChecks:
         for check in checks:
             found.setdefault(_check_key(check.node), check)
         self.checks = tuple(found.values())
-        self._seen = False
-        """Whether sizes were verified before."""
 
     @classmethod
     def of(cls, graph: Graph, without: Iterable[Node] = ()) -> SizeChecks:
@@ -87,23 +83,8 @@ class SizeChecks:
     def verify(self, bindings: Mapping[str, int]) -> None:
         """Raise a `RunError` if these sizes are inconsistent."""
         checker = _Checker(bindings)
-        is_usual = self._seen and min(bindings.values(), default=1) > 0
-        for check in self._of_some_sizes if is_usual else self.checks:
+        for check in self.checks:
             checker.check(check)
-        self._seen = True
-
-    @cached_property
-    def _of_some_sizes(self) -> tuple[Check, ...]:
-        """The checks that depend on the sizes, as far as samples of them show."""
-        names = sorted({s.name for check in self.checks for s in _symbols(check.node)})
-        ones, twos = dict.fromkeys(names, 1), dict.fromkeys(names, 2)
-        large = dict(zip(names, _PRIMES, strict=False))
-        if len(names) > len(_PRIMES):
-            return self.checks
-        mixed = [large | {name: size} for name in names for size in (1, 2)]
-        mixed += [ones | {name: large[name]} for name in names]
-        checkers = [_Checker(sample) for sample in (ones, twos, large, *mixed)]
-        return tuple(c for c in self.checks if not all(_passes(one, c) for one in checkers))
 
     def ready(self, bindings: Mapping[str, int], seen: set[Node]) -> None:
         """`verify` for nodes whose sizes are all bound and that are not in `seen`."""
@@ -177,14 +158,6 @@ class _Checker:
         return item
 
 
-def _passes(checker: _Checker, check: Check) -> bool:
-    try:
-        checker.check(check)
-    except BitwrightError:
-        return False
-    return True
-
-
 def _check_key(node: Node) -> Any:
     """A key that is equal for nodes whose checks are equivalent."""
     types = tuple(None if v is None else v.type for v in node.inputs)
@@ -203,8 +176,10 @@ def _members(node: Node) -> Iterable[Node]:
 
 
 def _symbols(node: Node) -> set[Any]:
-    values = (*node.operands, *node.outputs)
-    return {s for v in values if isinstance(v.type, TensorType) for s in v.type.symbols}
+    """The symbols of a node's types and of its attributes, such as the start of a slice."""
+    types = [value.type for value in (*node.operands, *node.outputs)]
+    found = {s for type_ in types if isinstance(type_, TensorType) for s in type_.symbols}
+    return found.union(*map(symbols_in, node.attrs.values()))
 
 
 def _needs_check(node: Node) -> bool:

@@ -94,8 +94,6 @@ class KernelSegment:
         """Index of the shape and bytes per element of every view of a step, each once."""
         self.pattern_of = [patterns[pattern] for pattern in touched]
         self.shapes = [[self.sizes.add(size) for size in shape] for shape in shapes]
-        self.flags: dict[Any, tuple[Array, bool]] = {}
-        """Flags of all steps by their ALONE flags, and whether one thread runs all."""
         self._place_runs()
 
     def _place_runs(self) -> None:
@@ -168,9 +166,11 @@ class StepTable:
             ranges = segment.ranges(memory)
             self.slots = segment.slots.copy()
             self.starts = np.array([start & _BITS for start, _ in ranges], np.uint64)
-            segment.flags.clear()  # other ranges may overlap
+            self.flags: dict[Any, tuple[Array, bool]] = {}
+            """Flags of all steps in this memory plan by their ALONE flags, and whether one thread
+            runs all."""
         else:
-            self.slots, self.starts = like.slots.copy(), like.starts
+            self.slots, self.starts, self.flags = like.slots.copy(), like.starts, like.flags
         position, size = segment.sized
         self.slots[position] = bits[size]
         position, buffer, offset, element = segment.placed
@@ -184,12 +184,12 @@ class StepTable:
         if like is not None and np.array_equal(self.offsets, like.offsets):
             self.last, self._token = like.last.copy(), like._token
         alone = _alone(segment, values, small)
-        if alone not in segment.flags:
+        if alone not in self.flags:
             flags = _flags(segment, segment.ranges(memory), alone)
-            segment.flags[alone] = np.array(flags, np.uint64), all(f & ALONE for f in flags)
+            self.flags[alone] = np.array(flags, np.uint64), all(f & ALONE for f in flags)
         table = segment.rows.copy()
         table[:, 1] += np.uint64(address_of(self.slots))
-        table[:, 2], self.is_alone = segment.flags[alone]
+        table[:, 2], self.is_alone = self.flags[alone]
         self.rows = table.reshape(-1)
         self.address = address_of(self.rows)
 

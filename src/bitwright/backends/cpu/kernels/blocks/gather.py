@@ -30,15 +30,19 @@ def emit_block_gather(module: Module, name: str, form: BlockFormat, index: DType
     with module.kernel(name, signature) as f:
         depth, size = f.args.size("depth"), f.args.size("size")
         begin, end = f.share(f.args.size("count"))
-        with f.loop(begin, end) as loop:
-            found = f.load(storage_type(index), f.args.pointer("i"), loop.index)
-            row = faults.checked_index(f, found, size, index.is_signed)
-            panel = f.offset(f.args.pointer("w"), f.udiv(row, COLUMNS) * f.args.size("panel_bytes"))
-            column = f.urem(row, COLUMNS)
-            if form.is_float:
-                _copy(f, _FLOATS[form.name], panel, column, loop.index, depth)
-            else:
-                _Row(f, form, panel, column, loop.index).emit(depth)
+
+        def rows() -> None:
+            with f.loop(begin, end) as loop:
+                found = f.load(storage_type(index), f.args.pointer("i"), loop.index)
+                row = faults.checked_index(f, found, size, index.is_signed)
+                start = f.udiv(row, COLUMNS) * f.args.size("panel_bytes")
+                panel, column = f.offset(f.args.pointer("w"), start), f.urem(row, COLUMNS)
+                if form.is_float:
+                    _copy(f, _FLOATS[form.name], panel, column, loop.index, depth)
+                else:
+                    _Row(f, form, panel, column, loop.index).emit(depth)
+
+        faults.unless_empty(f, size, begin, end, rows)
     return signature
 
 

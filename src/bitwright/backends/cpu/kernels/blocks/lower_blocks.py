@@ -76,8 +76,8 @@ def lower_block_matmul(ctx: Lowering, node: Node, region: RegionView) -> None:
         pointers["bias"] = ctx.contiguous(bias)
     if is_grouped:
         assert rest[0] is not None
-        pointers["counts"] = ctx.contiguous(rest[0])
-        sizes["experts"] = blocks.shape[0]
+        pointers |= {"counts": ctx.contiguous(rest[0]), "fault": ctx.fault()}
+        sizes |= {"experts": blocks.shape[0], "node": ctx.number(node)}
     sizes |= {
         "rows": rows,
         "columns": columns,

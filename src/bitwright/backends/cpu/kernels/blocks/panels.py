@@ -124,8 +124,11 @@ def pack_panels(blocks: Array, form: BlockFormat, memory: PanelMemory | None = N
     depth = width // form.nbytes * form.elements
     shape = (*outer, -(-count // COLUMNS), panel_bytes(form, depth))
     room = (memory or PanelMemory()).take(math.prod(shape))
-    found = room.reshape(-1, *shape[-2:])
-    for part, target in zip(blocks.reshape(-1, count, width), found, strict=True):
+    if not room.size:
+        return room.reshape(shape)
+    outermost = math.prod(outer)
+    found = room.reshape(outermost, *shape[-2:])
+    for part, target in zip(blocks.reshape(outermost, count, width), found, strict=True):
         if form.is_float:
             _pack_floats(part, form, target)
         else:

@@ -35,6 +35,7 @@ from bitwright.backends.cpu.kernels.blocks.dots import Dots, choose_dots
 from bitwright.backends.cpu.kernels.blocks.panels import COLUMNS, PanelLayout
 from bitwright.backends.cpu.kernels.blocks.reader import Reader
 from bitwright.backends.cpu.kernels.matmul.epilogue import Epilogue
+from bitwright.backends.cpu.kernels.movement.fault import FAULT_SLOTS, record_fault
 from bitwright.backends.cpu.lowering.region import store
 from bitwright.ops.quant.block_formats import RUN, BlockFormat
 from bitwright.target import Target
@@ -75,15 +76,16 @@ def emit_block_product(
     """Slots: a (units of `quantize`, or rows of x), panels w, y; sizes of the product.
 
     `depth` counts chunks, or elements of K for float weights. A grouped product has the number of
-    rows of each expert in `counts`, and as many sets of panels.
+    rows of each expert in `counts`, and as many sets of panels; counts that do not divide the rows
+    are a fault.
     """
     pointers = ["a", "w", "y"]
     sizes = ["rows", "columns", "depth", "a_stride", "y_stride", "group", "panel_bytes"]
     if kernel.has_bias:
         pointers.append("bias")
     if kernel.grouped:
-        pointers.append("counts")
-        sizes.append("experts")
+        pointers += ["counts", "fault"]
+        sizes += ["experts", *FAULT_SLOTS]
     signature = Signature((*pointers, *epilogue.pointers), (*sizes, *epilogue.sizes))
     with module.kernel(name, signature) as f, f.subnormals_as_zeros():
         _Product(f, kernel, epilogue).emit()
@@ -121,10 +123,16 @@ class _Product:
         zero = f.const(i64, 0)
         with f.loop(0, f.args.size("experts"), carry=(zero,)) as experts:
             (first,) = experts.carried
-            last = first + f.load(i64, f.args.pointer("counts"), experts.index)
+            given = f.load(i64, f.args.pointer("counts"), experts.index)
+            count = f.min(f.max(given, 0), self.rows - first)
+            with f.if_(f.not_(f.eq(given, count))):
+                record_fault(f, given)
             w = f.offset(f.args.pointer("w"), experts.index * panels * self.panel_bytes)
-            self._expert(w, first, f.min(last, self.rows), begin, end)
-            experts.next(last)
+            self._expert(w, first, first + count, begin, end)
+            experts.next(first + count)
+        (found,) = experts.results
+        with f.if_(f.not_(f.eq(found, self.rows))):
+            record_fault(f, found)
 
     def _expert(self, w: Value, first: Value, last: Value, begin: Value, end: Value) -> None:
         """The rows from `first` to `last` with the panels from `begin` to `end`."""

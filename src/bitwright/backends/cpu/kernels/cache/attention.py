@@ -79,11 +79,14 @@ def emit_cached_attention(module: Module, name: str, kernel: CachedAttention) ->
     signature = Signature(pointers, sizes)
     with module.kernel(name, signature) as f, f.subnormals_as_zeros():
         work = _Attention(f, kernel)
-        with f.if_(f.gt(f.args.size("slots") * f.args.size("context"), 0)):
-            with f.if_(f.le(f.args.size("rows"), FEW_ROWS)) as branch:
+        rows = f.args.size("rows")
+        with f.if_(f.gt(f.args.size("slots") * f.args.size("context"), 0)) as some:
+            with f.if_(f.le(rows, FEW_ROWS)) as branch:
                 work.parts()
             with branch.else_():
                 work.whole_rows()
+        with some.else_(), f.if_(f.gt(rows, 0)):
+            faults.record_fault(f, f.index(0))
     return signature
 
 
@@ -94,6 +97,7 @@ def emit_combine(module: Module, name: str, kernel: CachedAttention) -> Signatur
         module.kernel(name, signature) as f,
         f.subnormals_as_zeros(),
         f.if_(f.le(f.args.size("rows"), FEW_ROWS)),
+        f.if_(f.gt(f.args.size("context"), 0)),
     ):
         _Combine(f, kernel).emit()
     return signature

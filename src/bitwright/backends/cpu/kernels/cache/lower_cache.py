@@ -24,10 +24,14 @@ MAX_FEATURES = 512
 
 
 def _updated(ctx: Lowering, node: Node, number: int, x: Value) -> View:
-    """The memory of a result that starts as a copy of x; x itself where x is a state it updates."""
+    """The memory of a result that starts as a copy of x.
+
+    That is x itself if x is a state, the result updates it, and nothing else needs its old value.
+    """
     y = node.outputs[number]
-    others = [n for n in ctx.graph.nodes if n is not node and x in n.operands]
-    if dict(ctx.graph.updates).get(x) is y and not others:
+    others = any(n is not node and x in n.operands for n in ctx.graph.nodes)
+    is_shown = any(value is x for _, value in (*ctx.graph.outputs, *ctx.graph.updates))
+    if dict(ctx.graph.updates).get(x) is y and not (others or is_shown):
         ctx.alias(y, ctx.view(x))
         return ctx.view(x)
     target = ctx.output(y)

@@ -19,12 +19,18 @@ _INFINITY = 0x7F800000
 
 def checked_place(f: Kernel, name: str, index: DType, row: Value, size: Value) -> Value:
     """The slot or position of a row; 0 and a fault if it is out of range."""
+    place, outside = _place(f, name, index, row, size)
+    return f.select(outside, 0, place)
+
+
+def _place(f: Kernel, name: str, index: DType, row: Value, size: Value) -> tuple[Value, Value]:
+    """The slot or position of a row, and whether it is out of range, which is a fault."""
     found = f.load(storage_type(index), f.args.pointer(name), row)
     place = f.convert(found, i64, index.is_signed)
     outside = f.uge(place, size)
     with f.if_(outside):
         faults.record_fault(f, place)
-    return f.select(outside, 0, place)
+    return place, outside
 
 
 def emit_kv_write(
@@ -40,18 +46,20 @@ def emit_kv_write(
         heads, features = f.args.size("heads"), f.args.size("features")
         slots, context = f.args.size("slots"), f.args.size("context")
         begin, end = f.share(f.args.size("rows") * heads)
-        with f.loop(begin, end) as loop, f.if_(f.gt(slots * context, 0)):
+        with f.loop(begin, end) as loop:
             row, head = f.udiv(loop.index, heads), f.urem(loop.index, heads)
-            at = checked_place(f, "slot", slot, row, slots) * heads + head
-            at = at * context + checked_place(f, "position", position, row, context)
+            into, no_slot = _place(f, "slot", slot, row, slots)
+            token, no_position = _place(f, "position", position, row, context)
+            at = (into * heads + head) * context + token
             offset = row * f.args.size("new.0") + head * f.args.size("new.1")
             new = f.gep(storage_type(source), f.args.pointer("new"), offset)
             y = f.gep(storage_type(element), f.args.pointer("y"), at * features)
-            if scaled:
-                scale = f.gep(f32, f.args.pointer("scale"), at)
-                _write_quantized(f, source, new, y, scale, features)
-            else:
-                _write_converted(f, source, element, new, y, features)
+            with f.if_(f.not_(f.or_(no_slot, no_position))):  # others keep their tokens
+                if scaled:
+                    scale = f.gep(f32, f.args.pointer("scale"), at)
+                    _write_quantized(f, source, new, y, scale, features)
+                else:
+                    _write_converted(f, source, element, new, y, features)
     return signature
 
 
