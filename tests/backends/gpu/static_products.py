@@ -69,9 +69,10 @@ CASES = {
 }
 
 
-def main():
+def print_reports(cases):
+    """Compile the kernels of (graph, device) by name."""
     found = {}
-    for name, (graph, machine) in CASES.items():
+    for name, (graph, machine) in cases.items():
         lowered = run_passes(run_passes(graph, INFERENCE), GPU)
         artifact = build(lowered, machine)
         for step in artifact.schedule.steps:
@@ -82,4 +83,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    print_reports(CASES)

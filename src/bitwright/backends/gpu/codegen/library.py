@@ -2,7 +2,7 @@
 
 They run natively and in Triton's interpreter, which has no libdevice. `needed(text)` returns the
 helpers that a text uses, and those that they use. Arguments are f32 unless a name says otherwise.
-Accuracies are those of tests/backends/gpu/test_library.py.
+Accuracies are those that tests/backends/gpu/test_gpu_derived.py asks for.
 """
 
 from __future__ import annotations

@@ -64,7 +64,8 @@ def compile_static(
     """The report of one kernel with one configuration; raises a `CompileError` with the reason.
 
     Sizes are taken as 32-bit integers, or 64-bit ones if `is_wide`, and pointers as aligned to 16
-    bytes. As at a launch, known `sizes` that are multiples of 16 count as such.
+    bytes. As at a launch, known `sizes` that are multiples of 16 count as such, and those of 1 are
+    constants of the kernel.
     """
     triton = load_triton()
     if interpreted():
@@ -73,12 +74,15 @@ def compile_static(
     targets = importlib.import_module("triton.backends.compiler")
     function = load_kernel(source.module(native=True))
     signature, attributes = _signature(source, config, "i64" if is_wide else "i32")
+    constants = dict(config.constants)
     for number, name in enumerate(source.sizes, len(source.pointers)):
         known = (sizes or {}).get(name)
-        if isinstance(known, int) and known % WIDEST_ALIGNMENT == 0:
+        if known == 1:
+            signature[name], constants[name] = "constexpr", 1
+        elif isinstance(known, int) and known % WIDEST_ALIGNMENT == 0:
             attributes[(number,)] = [["tt.divisibility", WIDEST_ALIGNMENT]]
     text = compiler.ASTSource(
-        fn=function, signature=signature, constexprs=dict(config.constants), attrs=attributes
+        fn=function, signature=signature, constexprs=constants, attrs=attributes
     )
     target = targets.GPUTarget("cuda", 10 * capability[0] + capability[1], WARP)
     options = {

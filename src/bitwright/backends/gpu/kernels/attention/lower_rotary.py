@@ -63,7 +63,7 @@ def lower_rotary(ctx: GpuLowering, node: Node, region: RegionView) -> None:
         lines += [
             *checked_index("place", "limit", "row_ok"),
             "lost = row_ok & (tl.load(ids + p0 * ids_s0 + p2 * ids_s1, row_ok, other=0) < 0)",
-            "tl.store(fault + row * 0, node.to(tl.int64) + row * 0, lost)",
+            "tl.store(fault + row * 0, tl.cast(node, tl.int64) + row * 0, lost)",
         ]
         where = "place * {0}_s0 + f * {0}_s1"
         axes = 2

@@ -66,7 +66,7 @@ class Attention:
 
     def range_lines(self, first: str, last: str) -> list[str]:
         """Statements for `low` and `high`, the keys that positions first..last may see."""
-        lines = ["low = tl.full([], 0, tl.int32)", "high = total.to(tl.int32)"]
+        lines = ["low = tl.full([], 0, tl.int32)", "high = tl.cast(total, tl.int32)"]
         if "lengths" in self.views:
             lines.append("high = tl.minimum(high, valid)")
         if self.causal:

@@ -1,7 +1,7 @@
 """Tiles of matrix products: candidates by form and element type, the best by estimate first.
 
 The tables hold what compiles without spills for capability 9.0 and 8.0
-(`tests/backends/gpu/test_matmul_aot.py` compiles them). The estimate orders them for a shape;
+(`benchmarks/gpu_static.py --all` compiles them). The estimate orders them for a shape;
 tuning measures them.
 """
 

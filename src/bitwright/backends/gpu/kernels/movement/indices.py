@@ -25,7 +25,7 @@ def checked_index(name: str, size: str, mask: str) -> list[str]:
         f"{name}_place = tl.where({name} < 0, {name} + {size}, {name})",
         f"{name}_wrong = ({mask}) & (({name}_place < 0) | ({name}_place >= {size}))",
         f"tl.store(fault + 1 + {name} * 0, {name}, {name}_wrong)",
-        f"tl.store(fault + {name} * 0, node.to(tl.int64) + {name} * 0, {name}_wrong)",
+        f"tl.store(fault + {name} * 0, tl.cast(node, tl.int64) + {name} * 0, {name}_wrong)",
         f"{name} = tl.where({name}_wrong, 0, {name}_place)",
     ]
 

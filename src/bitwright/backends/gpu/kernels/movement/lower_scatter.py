@@ -201,7 +201,7 @@ def lower_tensor_scatter(ctx: GpuLowering, node: Node, region: RegionView) -> No
     lines += [
         f"wrong = row_ok & ({wrong})",
         "tl.store(fault + 1 + row * 0, begin, wrong)",
-        "tl.store(fault + row * 0, node.to(tl.int64) + row * 0, wrong)",
+        "tl.store(fault + row * 0, tl.cast(node, tl.int64) + row * 0, wrong)",
         "place = tl.where(wrong, 0, (begin + p2) % room)",
         "ok = row_ok & (wrong == 0) & (column < inner)",
         "found = tl.load(u + p0 * u0 + p1 * u1 + p2 * u2 + column * u3, ok, other=0)",

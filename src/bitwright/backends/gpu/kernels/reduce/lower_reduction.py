@@ -106,7 +106,7 @@ class Form:
         """Statements that finish `total`."""
         if self.op == "mean" and self.element.is_float:
             divide = "total / {0}" if self.accumulator == f64 else "tl.div_rn(total, {0})"
-            return ["total = " + divide.format(f"count.to({self.type_name})")]
+            return ["total = " + divide.format(f"tl.cast(count, {self.type_name})")]
         if self.op == "mean":
             return ["total = total // count"]
         if self.op == "l2":

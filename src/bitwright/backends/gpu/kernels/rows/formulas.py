@@ -48,7 +48,7 @@ def norm_formula(op: str, number: float, element: DType) -> Formula:
     type_ = "tl.float64" if element == f64 else "tl.float32"
     sqrt = "tl.sqrt" if element == f64 else "tl.sqrt_rn"
     eps = f"tl.full([], {float(number)!r}, {type_})"
-    mean = quotient("total", f"columns.to({type_})", element)
+    mean = quotient("total", f"tl.cast(columns, {type_})", element)
     one = f"tl.full([], 1.0, {type_})"
     root = quotient(one, f"{sqrt}({mean} + {eps})", element)
     if op == "layer_norm":
