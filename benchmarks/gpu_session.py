@@ -5,30 +5,37 @@ prints tables.
     python benchmarks/gpu_session.py --out /tmp/gpu --tiny       # a dry run here, in Triton's
     interpreter
 
-Parts (`--parts peaks,tests,kernels,models,profile`), each within its share of `--seconds`; a part
-that fails is reported
-and the others go on:
+Parts (`--parts`), each within its share of `--seconds`:
 
     peaks     copy bandwidth, the library's products, accumulation bits of 8-bit floats
-    tests     the GPU tests of the repository, natively
-    kernels   products with their epilogues at the sizes of the issue, against the library's bare
-    bf16
-    models    whole models in each precision, against PyTorch (eager and torch.compile), by CUDA
-    events
+    models    whole models in each precision, against PyTorch (eager and torch.compile)
     profile   the kernels of minilm at batch 64: microseconds, TB/s, share of the roof
+    kernels   products with their epilogues at the sizes of the issue, against the library's bare
+              bf16
+    exact     integer products and convolutions with random shapes, against the CPU's bits
+    products, rows, decode   benchmarks/gpu_kernels.py, gpu_rows.py and gpu_decode.py
+    tests     the GPU tests of the repository, natively
+
+Every part runs in a process of its own. A row that fails, hangs longer than `--row-seconds` or
+breaks the CUDA context is recorded with its traceback; a new process goes on with the next row.
+`gpu_session.json` is written after each row, `gpu_session.log` holds the output of all processes.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
+import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +54,8 @@ from bitwright.backends.gpu.profile.peaks import GpuPeaks, peaks  # noqa: E402
 from bitwright.backends.gpu.runtime.device import current_device  # noqa: E402
 from bitwright.lir.schedule import KernelStep  # noqa: E402
 
+Row = tuple[str, Callable[[], dict[str, Any]]]
+"""A name, and the function that measures it."""
 DEVICE = "cpu" if TINY else "cuda"
 warnings.simplefilter("ignore")
 PRODUCTS = ((4096, 2304, 768), (4096, 3072, 768), (4096, 768, 3072), (128, 1536, 384), (4096,) * 3)
@@ -63,16 +72,15 @@ def microseconds(call: Callable[[], Any], rounds: int = 30) -> float:
     flush = torch.empty(256 << 20, dtype=torch.int8, device="cuda")
     for _ in range(5):
         call()
-    times = []
-    for _ in range(rounds):
+    torch.cuda.synchronize()
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(rounds)]
+    for begin, end in events:  # the host runs ahead, as in triton.testing.do_bench
         flush.zero_()
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         call()
         end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3)
-    return float(np.median(times))
+    torch.cuda.synchronize()
+    return float(np.median([begin.elapsed_time(end) * 1e3 for begin, end in events]))
 
 
 def replayed(call: Callable[[], Any]) -> float:
@@ -88,32 +96,16 @@ def replayed(call: Callable[[], Any]) -> float:
     return microseconds(graph.replay)
 
 
-def part_peaks(options: argparse.Namespace) -> Any:
-    found = peaks()
-    return None if found is None else vars(found)
+def rows_of_peaks(options: argparse.Namespace) -> Iterator[Row]:
+    def measure() -> dict[str, Any]:
+        found = peaks()
+        return {} if found is None else dict(vars(found))
 
-
-def part_tests(options: argparse.Namespace) -> Any:
-    """The repository's GPU tests; the last lines of pytest."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "--maxfail=20", "tests/backends/gpu"]
-    command += ["-p", "no:cacheprovider"]
-    if TINY:
-        command += ["-k", "one_op"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "BITWRIGHT_GPU_TUNE": "0"}
-    limit = options.seconds * 0.3
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=limit, check=False
-        )
-        text = done.stdout + done.stderr
-    except subprocess.TimeoutExpired as error:
-        text = f"stopped after {limit:.0f} s\n{(error.stdout or b'').decode()[-3000:]}"
-    (options.out / "tests.txt").write_text(text)
-    return text.strip().splitlines()[-12:]
+    yield "peaks", measure
 
 
 def linear(kind: str, m: int, n: int, k: int, gelu: bool) -> Any:
-    """An executable of x @ w + bias (and GELU), and its input."""
+    """An executable of x @ w + bias (and GELU), its input, and the result in f32."""
     torch.manual_seed(0)
     layers: list[Any] = [torch.nn.Linear(k, n)]
     module = torch.nn.Sequential(*layers, *([torch.nn.GELU()] if gelu else [])).eval()
@@ -123,40 +115,38 @@ def linear(kind: str, m: int, n: int, k: int, gelu: bool) -> Any:
     if kind != "bf16":
         graph = bw.quantize(graph, data=[{name: x.numpy()}], recipe=kind)
     exe = bw.compile(graph, target="cuda", precision="mixed_bf16")
-    return exe, name, x
+    with torch.inference_mode():
+        wanted = module.to(DEVICE)(x.to(DEVICE)).cpu().numpy()
+    return exe, name, x, wanted
 
 
-def part_kernels(options: argparse.Namespace) -> Any:
+def rows_of_kernels(options: argparse.Namespace) -> Iterator[Row]:
     """Each kernel of one linear layer, by `Program.profile`, beside the library's bare bf16
     product."""
-    rows = []
-    shapes = ((33, 48, 64), (1, 64, 32)) if TINY else (*PRODUCTS, *ROWS)
-    begin = time.time()
-    for m, n, k in shapes:
-        a = torch.randn(m, k, device=DEVICE, dtype=torch.bfloat16)
-        w = torch.randn(n, k, device=DEVICE, dtype=torch.bfloat16)
-        library = replayed(lambda a=a, w=w: a @ w.t())
+    library: dict[tuple[int, int, int], float] = {}
+
+    def measure(m: int, n: int, k: int, kind: str, gelu: bool) -> dict[str, Any]:
+        if (m, n, k) not in library:
+            a = torch.randn(m, k, device=DEVICE, dtype=torch.bfloat16)
+            w = torch.randn(n, k, device=DEVICE, dtype=torch.bfloat16)
+            library[m, n, k] = replayed(lambda: a @ w.t())
+        exe, name, x, wanted = linear(kind, m, n, k, gelu)
+        found = exe.engine.profile({name: x.to(DEVICE)}, 1)
+        steps = {_label(exe, timed.step): timed.seconds * 1e6 for timed in found.steps}
+        (got,) = exe.run({name: x.numpy()}).values()
+        return {
+            "library_bf16_us": library[m, n, k],
+            "steps_us": steps,
+            "total_us": sum(steps.values()),
+            "error_to_f32": _error(got, wanted),
+        }
+
+    for m, n, k in ((33, 48, 64), (1, 64, 32)) if TINY else (*PRODUCTS, *ROWS):
         kinds = [*options.recipes, *(options.weight_recipes if m == 1 else [])]
         for kind in ["bf16", *kinds]:
             for gelu in (False, True) if m > 1 else (False,):
-                if time.time() - begin > options.seconds * 0.3:
-                    rows.append({"stopped": "no time left"})
-                    return rows
-                row: dict[str, Any] = {"m": m, "n": n, "k": k, "kind": kind, "gelu": gelu}
-                row["library_bf16_us"] = library
-                try:
-                    exe, name, x = linear(kind, m, n, k, gelu)
-                    found = exe.engine.profile({name: x.to(DEVICE)}, 1)
-                    row["steps_us"] = {_label(exe, t.step): t.seconds * 1e6 for t in found.steps}
-                    row["total_us"] = sum(row["steps_us"].values())
-                    wanted = bw.compile(exe.graph, target="cpu").run({name: x.numpy()})
-                    got = exe.run({name: x.numpy()})
-                    row["error"] = max(_error(got[key], wanted[key]) for key in wanted)
-                except Exception as error:
-                    row["failed"] = f"{type(error).__name__}: {str(error)[:200]}"
-                rows.append(row)
-                print("kernel", json.dumps(row), flush=True)
-    return rows
+                label = f"{m}x{n}x{k} {kind}{' gelu' if gelu else ''}"
+                yield label, partial(measure, m, n, k, kind, gelu)
 
 
 def _label(exe: Any, step: Any) -> str:
@@ -178,7 +168,12 @@ def engines(name: str, batch: int, options: argparse.Namespace) -> dict[str, Cal
         graph, feeds = gpu_models.graph_of(name, batch, recipe, TINY)
         exe = bw.compile(graph, target="cuda", precision=precision)
         given = {key: torch.from_numpy(array).to(DEVICE) for key, array in feeds.items()}
-        return lambda: exe.run(given)
+
+        def call() -> Any:
+            return exe.run(given)
+
+        call.exe = exe  # type: ignore[attr-defined]
+        return call
 
     def theirs(compiled: bool) -> Callable[[], Any]:
         module, inputs = gpu_models.model(name, batch, TINY)
@@ -205,38 +200,43 @@ def engines(name: str, batch: int, options: argparse.Namespace) -> dict[str, Cal
     return found
 
 
-def part_models(options: argparse.Namespace) -> Any:
-    rows = []
-    begin = time.time()
-    for name, batch in MODELS[:2] if TINY else MODELS:
-        for label, make in engines(name, min(batch, 2) if TINY else batch, options).items():
-            if time.time() - begin > options.seconds * 0.45:
-                rows.append({"stopped": "no time left"})
-                return rows
-            row: dict[str, Any] = {"model": name, "batch": batch, "engine": label}
-            start = time.time()
-            try:
-                call = make()
-                call()
-                row["ready_s"] = time.time() - start
-                row["us"] = microseconds(call)
-            except Exception as error:
-                row["failed"] = f"{type(error).__name__}: {str(error)[:300]}"
-            rows.append(row)
-            print("model", json.dumps(row), flush=True)
-            torch._dynamo.reset()
-            if not TINY:
-                torch.cuda.empty_cache()
-    return rows
+def rows_of_models(options: argparse.Namespace) -> Iterator[Row]:
+    def measure(name: str, batch: int, make: Callable[[], Any]) -> dict[str, Any]:
+        start = time.time()
+        call = make()
+        call()
+        row: dict[str, Any] = {"ready_s": time.time() - start}
+        row["us"] = microseconds(call)
+        begin = time.perf_counter()
+        call()
+        if not TINY:
+            torch.cuda.synchronize()
+        row["latency_us"] = (time.perf_counter() - begin) * 1e6
+        result = call()
+        result = next(iter(result.values())) if isinstance(result, dict) else result
+        module, inputs = gpu_models.model(name, batch, TINY)
+        with torch.inference_mode():
+            wanted = module.to(DEVICE)(*(x.to(DEVICE) for x in inputs))
+        row["error_to_f32"] = _error(result.float().cpu().numpy(), wanted.cpu().numpy())
+        exe = getattr(call, "exe", None)
+        if exe is not None:
+            row["fallbacks"] = [f"{step.op.op}: {step.why}" for step in exe.engine.fallbacks]
+            row["kernels"] = sum(isinstance(s, KernelStep) for s in exe.engine.schedule.steps)
+        torch._dynamo.reset()
+        return row
+
+    models = (("minilm", 1), ("bert", 2), ("resnet50", 2)) if TINY else MODELS
+    for name, batch in models:
+        for label, make in engines(name, batch, options).items():
+            yield f"{name} {batch} {label}", partial(measure, name, batch, make)
 
 
-def part_profile(options: argparse.Namespace) -> Any:
+def rows_of_profile(options: argparse.Namespace) -> Iterator[Row]:
     """Kernels of minilm at batch 64, for each recipe: time, bytes, share of the roof."""
     from bitwright.report.traffic import traffic
 
-    roof: GpuPeaks | None = peaks()
-    found: dict[str, Any] = {}
-    for recipe in ["", *options.recipes]:
+    def measure(recipe: str) -> dict[str, Any]:
+        roof: GpuPeaks | None = peaks()
         graph, feeds = gpu_models.graph_of("minilm", 2 if TINY else 64, recipe, TINY)
         exe = bw.compile(graph, target="cuda", precision="mixed_bf16")
         given = {key: torch.from_numpy(array).to(DEVICE) for key, array in feeds.items()}
@@ -250,55 +250,221 @@ def part_profile(options: argparse.Namespace) -> Any:
                 row["bandwidth_share"] = moved / roof.bytes_per_second / timed.seconds
             rows.append(row)
         rows.sort(key=lambda row: -row["us"])
-        total = sum(row["us"] for row in rows)
-        found[recipe or "16-bit"] = {
-            "run_us": result.run_seconds * 1e6,
-            "sum_us": total,
-            "steps": rows,
-        }
-        print(f"profile {recipe or '16-bit'}: {total:.0f} us in {len(rows)} steps", flush=True)
         for row in rows[:12]:
             print(f"  {row['us']:9.1f} us {row['TB/s']:6.2f} TB/s  {row['kernel']}  {row['node']}")
-    return found
+        total = sum(row["us"] for row in rows)
+        return {"run_us": result.run_seconds * 1e6, "sum_us": total, "steps": rows}
+
+    for recipe in ["", *options.recipes]:
+        yield recipe or "16-bit", partial(measure, recipe)
 
 
-PARTS = {
-    "peaks": part_peaks,
-    "kernels": part_kernels,
-    "models": part_models,
-    "profile": part_profile,
-    "tests": part_tests,
+WORKERS: dict[str, Callable[[argparse.Namespace], Iterator[Row]]] = {
+    "peaks": rows_of_peaks,
+    "models": rows_of_models,
+    "profile": rows_of_profile,
+    "kernels": rows_of_kernels,
 }
+
+
+def work(options: argparse.Namespace) -> None:
+    """The rows of one part that no process has begun yet, as lines of `rows.jsonl`."""
+    path = options.out / "rows.jsonl"
+    begun = {row["row"] for row in read_rows(path) if row["part"] == options.worker}
+
+    def write(label: str, **facts: Any) -> None:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"part": options.worker, "row": label, **facts}, default=str))
+            file.write("\n")
+
+    for label, measure in WORKERS[options.worker](options):
+        if label in begun:
+            continue
+        write(label, begun=True)
+        begin = time.time()
+        try:
+            write(label, **measure(), seconds=time.time() - begin)
+        except Exception:
+            write(label, failed=traceback.format_exc()[-2500:], seconds=time.time() - begin)
+            if not TINY:
+                torch.cuda.synchronize()  # raises if the context is broken: a new process
+        gc.collect()
+        if not TINY:
+            torch.cuda.empty_cache()
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+# the process that starts the others
+
+
+SHARES = {
+    "peaks": 0.06,
+    "models": 0.4,
+    "profile": 0.12,
+    "kernels": 0.15,
+    "exact": 0.08,
+    "products": 0.12,
+    "rows": 0.1,
+    "decode": 0.12,
+    "tests": 0.25,
+}
+"""Of the seconds, at most; what a part leaves goes to those after it."""
+SCRIPTS = {
+    "exact": ["gpu_kernels.py", "--exact", "20" if TINY else "1000"],
+    "products": ["gpu_kernels.py", "products", "rows", "convs"],
+    "rows": ["gpu_rows.py"],
+    "decode": ["gpu_decode.py", "--kernels"],
+}
+
+
+class Session:
+    """Runs parts in processes and collects what they write."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.end = time.time() + options.seconds
+        self.results: dict[str, Any] = {"python": sys.version, "parts": {}}
+        self.rows, self.log = options.out / "rows.jsonl", options.out / "gpu_session.log"
+        for path in (self.rows, self.log):
+            path.unlink(missing_ok=True)
+
+    def run(self) -> None:
+        for name in self.options.parts.split(","):
+            begin = time.time()
+            limit = min(SHARES[name] * self.options.seconds, self.end - begin)
+            if limit < 5:
+                self.results["parts"][name] = {"stopped": "no time left"}
+                continue
+            try:
+                ended = self._part(name, limit)
+            except Exception:
+                ended = traceback.format_exc()[-2000:]
+            found = self.results["parts"].setdefault(name, {})
+            found |= {"seconds": time.time() - begin, "ended": ended}
+            self._write()
+            print(f"== {name}: {time.time() - begin:.0f} s, {ended}", flush=True)
+
+    def _part(self, name: str, limit: float) -> str:
+        if name in WORKERS:
+            return self._worker(name, limit)
+        if name == "tests":
+            command = ["-m", "pytest", "-q", "--maxfail=40", "tests/backends/gpu"]
+            command += ["-p", "no:cacheprovider", "--durations=10"]
+            if importlib.util.find_spec("xdist") is not None:
+                command += ["-n", "2" if TINY else "8"]
+            command += ["-k", "one_op" if TINY else "not compile and not static"]
+        else:
+            script, *arguments = SCRIPTS[name]
+            command = [str(ROOT / "benchmarks" / script), *arguments]
+            command += ["--tiny"] if TINY and name != "exact" else []
+        start = self.log.stat().st_size if self.log.exists() else 0
+        ended = self._process(name, command, limit, limit)
+        with self.log.open("rb") as file:
+            file.seek(start)
+            text = file.read().decode(errors="replace")
+        self.results["parts"][name] = {"output": text[-6000:].splitlines()}
+        print(text[-2500:], flush=True)
+        return ended
+
+    def _worker(self, name: str, limit: float) -> str:
+        """Processes until one has been through all rows."""
+        end = time.time() + limit
+        options = self.options
+        command = [str(Path(__file__)), "--worker", name, "--out", str(options.out)]
+        command += ["--recipes", ",".join(options.recipes)]
+        command += ["--weight-recipes", ",".join(options.weight_recipes)]
+        command += ["--tiny"] * TINY + ["--no-peers"] * (not options.peers)
+        ended = "no time left"
+        for _ in range(12):
+            if time.time() > end - 3:
+                break
+            before = len(read_rows(self.rows))
+            ended = self._process(name, command, end - time.time(), options.row_seconds)
+            rows = [row for row in read_rows(self.rows) if row["part"] == name]
+            done = {row["row"] for row in rows if "begun" not in row}
+            for row in rows:
+                if "begun" in row and row["row"] not in done:
+                    self._add({"part": name, "row": row["row"], "failed": f"process {ended}"})
+            if ended == "done" or len(read_rows(self.rows)) == before:
+                break
+        found = [row for row in read_rows(self.rows) if row["part"] == name and "begun" not in row]
+        self.results["parts"][name] = {"rows": found}
+        for row in found:
+            shown = {k: v for k, v in row.items() if k not in ("part", "steps")}
+            print(name, json.dumps(shown)[:1200], flush=True)
+        return ended
+
+    def _add(self, row: dict[str, Any]) -> None:
+        with self.rows.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def _process(self, name: str, command: list[str], limit: float, quiet: float) -> str:
+        """Run until the end, `limit`, or `quiet` seconds without a new row; how it ended."""
+        env = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+        env["PYTHONPATH"] = f"{ROOT / 'src'}:{os.environ.get('PYTHONPATH', '')}"
+        env.setdefault("BITWRIGHT_GPU_TUNE", "0" if name == "tests" else f"{0.5 * limit:.0f}")
+        begin = changed = time.time()
+        size = -1
+        with self.log.open("ab") as log:
+            log.write(f"\n==== {name}: {' '.join(command)}\n".encode())
+            log.flush()
+            process = subprocess.Popen(
+                [sys.executable, *command],
+                cwd=ROOT,
+                env=env,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                while process.poll() is None:
+                    time.sleep(0.2)
+                    now, found = time.time(), self.rows.stat().st_size if self.rows.exists() else 0
+                    if found != size:
+                        size, changed = found, now
+                        self._write()
+                    if now - begin > limit:
+                        return f"stopped after {limit:.0f} s"
+                    if now - changed > quiet:
+                        return f"stopped: a row took longer than {quiet:.0f} s"
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        return "done" if process.returncode == 0 else f"ended with code {process.returncode}"
+
+    def _write(self) -> None:
+        rows = [row for row in read_rows(self.rows) if "begun" not in row]
+        path = self.options.out / "gpu_session.json"
+        path.write_text(json.dumps({**self.results, "rows": rows}, indent=1, default=str))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
-    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--parts", default=",".join(SHARES))
     parser.add_argument("--seconds", type=float, default=560)
+    parser.add_argument("--row-seconds", type=float, default=100)
     parser.add_argument("--recipes", default="int8,f8-dynamic")
     parser.add_argument("--weight-recipes", default="w8,w4")
     parser.add_argument("--no-peers", dest="peers", action="store_false")
     parser.add_argument("--tiny", action="store_true", help="a dry run in the interpreter")
+    parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.recipes = [r for r in options.recipes.split(",") if r]
     options.weight_recipes = [r for r in options.weight_recipes.split(",") if r]
+    options.out = options.out.resolve()
     options.out.mkdir(parents=True, exist_ok=True)
-    device = current_device().machine
-    results: dict[str, Any] = {"device": vars(device), "torch": torch.__version__}
-    for name in options.parts.split(","):
-        begin = time.time()
-        try:
-            results[name] = PARTS[name](options)
-        except Exception:
-            results[name] = {"failed": traceback.format_exc()[-2000:]}
-            print(f"part {name} failed:\n{traceback.format_exc()}", flush=True)
-        results[f"{name}_seconds"] = time.time() - begin
-        path = options.out / "gpu_session.json"
-        path.write_text(json.dumps(results, indent=1, default=str))
-        print(f"== {name}: {time.time() - begin:.0f} s", flush=True)
-    if "tests" in results:
-        print("\n".join(map(str, results["tests"])))
+    if options.worker:
+        print(vars(current_device().machine), "torch", torch.__version__, flush=True)
+        work(options)
+    else:
+        Session(options).run()
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ class Attention:
     def offset_lines(self) -> list[str]:
         """Statements for `before`, the position of the first query, and `valid`."""
         if "lengths" not in self.views:
-            return ["before = offset.to(tl.int32)"]
+            return ["before = tl.cast(offset, tl.int32)"]
         return [
             "valid = tl.load(lengths + b).to(tl.int32)",
             "before = valid - queries",
