@@ -19,7 +19,7 @@ what is cut from the left of all lines.
 
 `configs` are the candidates of tuning: block sizes (constexpr), warps and pipeline stages. The
 first
-is the static choice. Candidates must give the same bits: they keep the order of summation.
+is the static choice. Candidates give the same integers; the last bits of float sums may differ.
 
 `descriptors` are pointers that the body gets as TMA descriptors: `x.load([row, column])`. They are
 made on the host at launch from a base address that is a multiple of 16.
