@@ -13,7 +13,7 @@ import pytest
 from tiny_models import feeds, reference_logits, save_decoder, tokens_of
 
 import bitwright as bw
-from bitwright.errors import BitwrightError, ImportModelError, UnsupportedError
+from bitwright.errors import BitwrightError, ExportError, ImportModelError, UnsupportedError
 from bitwright.frontend.gguf.reader import read_gguf
 from bitwright.frontend.gguf.tensor_types import BY_NAME, KINDS
 from bitwright.frontend.language.source import read_source
@@ -237,3 +237,9 @@ def test_sessions_of_models_that_differ_in_values_only(tmp_path):
     first, second = (weight_samples(load_model(tmp_path / name)) for name in "ab")
     assert first == weight_samples(load_model(tmp_path / "a"))
     assert first != second
+
+
+def test_onnx_export_says_how_to_save(tmp_path):
+    save_decoder("llama", tmp_path)
+    with pytest.raises(ExportError, match=r"no form in ONNX.*\n?.*saved as GGUF or \.bw"):
+        bw.export_onnx(load_model(tmp_path).graph, tmp_path / "model.onnx")

@@ -19,6 +19,7 @@ from bitwright.llm.generation.scheduler import GenerationError
 from bitwright.llm.language_model import LanguageModel
 from bitwright.llm.serve.app import Server
 from bitwright.llm.serve.settings import Settings, api_error
+from bitwright.llm.serve.worker import Worker
 from bitwright.llm.text.gguf_tokenizer import MAX_MERGED, tokenizer_of_metadata
 from bitwright.llm.text.source import read_tokenizer
 
@@ -177,3 +178,20 @@ def test_a_stream_that_never_begins_is_cancelled(lm):
     with pytest.raises(Exception):  # noqa: B017 - its kind is that of starlette's version
         asyncio.run(_stream(events(), [one])(scope, receive, send))
     assert one.is_cancelled
+
+
+def test_a_job_that_comes_while_the_worker_stops_ends(lm):
+    pieces = []
+    worker = Worker(lm.scheduler)
+    job = lm.job([5, 6], Options(max_tokens=100), pieces.append)
+    add = lm.scheduler.add
+
+    def add_late(one):
+        worker.stop()
+        add(one)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lm.scheduler, "add", add_late)
+        worker.submit(job)
+    assert job.is_done
+    assert pieces[-1].finish_reason == "cancelled"

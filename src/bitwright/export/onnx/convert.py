@@ -30,6 +30,13 @@ NEXT = ".next"
 DEFAULT = Options()
 NORM_OPSET = 17
 """The first with LayerNormalization."""
+_LANGUAGE_MODEL_OPS = frozenset(
+    ("block_gather", "block_matmul", "block_grouped_matmul", "kv_write", "cached_attention")
+)
+_LANGUAGE_MODEL_HINT = (
+    "Language models are saved as GGUF or .bw: bitwright.llm.files.save.save_model, "
+    "or bitwright quantize MODEL -o model.gguf."
+)
 _COMPUTED = (Kind.COMPUTE, Kind.REDUCTION, Kind.ELEMENTWISE)
 
 
@@ -198,7 +205,8 @@ def _write_array(scope: Scope, node: Node) -> None:
 def _write_node(scope: Scope, node: Node, finals: dict[Value, str]) -> None:
     form = form_of(node.op)
     if isinstance(form, str):
-        raise scope.reject(form)
+        hint = _LANGUAGE_MODEL_HINT if node.op in _LANGUAGE_MODEL_OPS else ""
+        raise scope.reject(form, hint)
     for value in node.outputs:
         if isinstance(value.type, TensorType):
             scope.check_type(value.dtype)

@@ -39,6 +39,8 @@ class Worker:
             raise RunError("the server is shutting down")
         self.scheduler.add(job)
         self._wake.set()
+        if self._stops:  # stopped meanwhile: its thread may not see the job
+            self.scheduler.cancel_all()
 
     def wake(self) -> None:
         self._wake.set()
