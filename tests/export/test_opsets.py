@@ -56,7 +56,10 @@ def test_quantization_follows_the_opset_rules(options, least):
     graph = quantized(**options)
     model = checked(graph)
     assert opset(model) == least
-    assert ops(model) == ["QuantizeLinear", "DequantizeLinear"]
+    is_float8 = options["to"].startswith("f8")  # DequantizeLinear differs between runtimes
+    assert ops(model)[0] == "QuantizeLinear"
+    assert ops(model)[-1] == ("Mul" if is_float8 else "DequantizeLinear")
+    assert is_float8 or len(ops(model)) == 2
     assert model.ir_version == onnx.helper.find_min_ir_version_for(list(model.opset_import))
     if least > 13:
         with pytest.raises(ExportError, match=rf"opset {least - 1} cannot represent .* {least}"):

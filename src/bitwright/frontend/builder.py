@@ -27,6 +27,7 @@ class TypedBuilder(Builder):
     integer_gru: Callable[..., tuple[Value, Value]]
     integer_lstm: Callable[..., tuple[Value, Value, Value]]
     integer_rnn: Callable[..., tuple[Value, Value]]
+    kv_write: Callable[..., tuple[Value, ...]]
     layer_norm_backward: Callable[..., tuple[Value, ...]]
     lion_update: Callable[..., tuple[Value, ...]]
     lstm: Callable[..., tuple[Value, Value, Value]]
