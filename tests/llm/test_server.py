@@ -401,7 +401,7 @@ def test_the_key(lm):
 
 
 def test_the_time_limit(lm):
-    with running({"tiny": lm}, max_seconds=0.05) as (_, address):
+    with running({"tiny": lm}, max_seconds=0.01) as (_, address):
         slow = {"messages": TALK, "max_tokens": 4000, "n": 8, "ignore_eos": True}
         found = httpx.post(f"{address}/v1/chat/completions", json=slow, timeout=30)
         assert found.status_code == 504 and found.json()["error"]["code"] == "timeout"
