@@ -2,7 +2,6 @@
 
     python benchmarks/gpu_kernels.py [products rows convs] [--json FILE]      one table
     python benchmarks/gpu_kernels.py --sweep [--seconds 240] [products ...]   every tile candidate
-    python benchmarks/gpu_kernels.py --exact 1000                             bits of the CPU
     TRITON_INTERPRET=1 python benchmarks/gpu_kernels.py --tiny                a dry run, no GPU
 
 A time is that of all kernels of a graph, as one CUDA graph over copies of all operands that rotate
@@ -27,12 +26,11 @@ from typing import Any
 import numpy as np
 import torch
 import triton
-from gpu_cases import DEVICE, NATIVE, Case, cases, random
+from gpu_cases import DEVICE, NATIVE, Case, cases
 
 import bitwright as bw
 from bitwright.backends.gpu.codegen.source import Config, KernelSource
 from bitwright.backends.gpu.runtime.launch import Kernel
-from bitwright.ir.dtype import DTYPES
 
 
 class Compiled:
@@ -226,55 +224,15 @@ def sweep(case: Case, seconds: float) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: row.get("us", 1e12))
 
 
-def exact(count: int) -> int:
-    """How many of `count` random integer products and convolutions differ from the CPU's."""
-    rng, wrong, done = np.random.default_rng(3), 0, 0
-    while done < count:
-        signs = [str(rng.choice(["i8", "u8"])) for _ in range(2)]
-        is_conv = bool(rng.integers(2))
-        n, k = (int(v) for v in rng.integers(1, 130, 2))
-        b = bw.Builder("exact")
-        zero = b.constant(np.array(rng.integers(0, 100), DTYPES[signs[0]].numpy))
-        if is_conv:
-            size = [int(v) for v in rng.integers(1, 4, 2)]
-            w = random(rng, "i8", n, k, *size)
-            x = b.input("x", f"{signs[0]}[batch, {k}, h, w]")
-            pads = tuple(int(v) for v in rng.integers(0, 3, 4))
-            strides = tuple(int(v) for v in rng.integers(1, 3, 2))
-            y = b.integer_conv(x, b.constant(w), zero, None, None, strides=strides, pads=pads)
-            scale = random(rng, "f32", n, 1, 1)
-        else:
-            w = random(rng, signs[1], k, n)
-            x = b.input("x", f"{signs[0]}[rows, {k}]")
-            y = b.integer_matmul(x, b.constant(w), zero, None, None)
-            scale = random(rng, "f32", n)
-        y = b.mul(b.cast(y, to="f32"), b.constant(scale * np.float32(1e-3)))
-        graph = b.build(y=b.requantize(b.relu(y), to="i8"))
-        on_gpu, on_cpu = bw.compile(graph, target="cuda"), bw.compile(graph)
-        for _ in range(min(10, count - done)):
-            if is_conv:
-                shape = (int(rng.integers(1, 4)), k, *(int(v) for v in rng.integers(4, 20, 2)))
-            else:
-                shape = (int(rng.integers(1, 300)), k)
-            feeds = {"x": random(rng, signs[0], *shape)}
-            wrong += not np.array_equal(on_gpu.run(feeds)["y"], on_cpu.run(feeds)["y"])
-            done += 1
-    return wrong
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("groups", nargs="*", default=["products", "rows", "convs"])
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--seconds", type=float, default=240, help="of the whole sweep")
-    parser.add_argument("--exact", type=int, default=0)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     print(f"torch {torch.__version__}, triton {triton.__version__}, {device_name()}", flush=True)
-    if options.exact:
-        print(f"{exact(options.exact)} of {options.exact} differ from the CPU", flush=True)
-        return
     rows: list[dict[str, Any]] = []
     chosen = list(cases(options.groups, options.tiny))
     if options.sweep:

@@ -315,7 +315,7 @@ SHARES = {
 }
 """Of the seconds, at most; what a part leaves goes to those after it."""
 SCRIPTS = {
-    "exact": ["gpu_kernels.py", "--exact", "20" if TINY else "1000"],
+    "exact": ["gpu_exact.py", "20" if TINY else "1000"],
     "products": ["gpu_kernels.py", "products", "rows", "convs"],
     "rows": ["gpu_rows.py"],
     "decode": ["gpu_decode.py", "--kernels"],
@@ -361,7 +361,7 @@ class Session:
         else:
             script, *arguments = SCRIPTS[name]
             command = [str(ROOT / "benchmarks" / script), *arguments]
-            command += ["--tiny"] if TINY and name != "exact" else []
+            command += ["--tiny"] if TINY else []
         start = self.log.stat().st_size if self.log.exists() else 0
         ended = self._process(name, command, limit, limit)
         with self.log.open("rb") as file:

@@ -27,9 +27,14 @@ def compiled(graph: Any, fallbacks: bool = False, **options: Any) -> Any:
     """An executable for target "cuda"; fails if a node has no kernel, unless `fallbacks`."""
     exe = bw.compile(graph, target="cuda", **options)
     if not fallbacks:
-        missing = [f"{s.op.op}: {s.why}" for s in exe.engine.fallbacks]
-        assert not missing, missing
+        refuse_fallbacks(exe)
     return exe
+
+
+def refuse_fallbacks(exe: Any) -> None:
+    """Fail if a node has no kernel, or one that did not compile in a run."""
+    missing = [f"{step.op.op}: {step.why}" for step in exe.engine.fallbacks]
+    assert not missing, missing
 
 
 def node_graph(op: str, *arrays: Any, **attrs: Any) -> Any:
@@ -77,6 +82,8 @@ def check_graph(
     executable."""
     exe = compiled(graph, fallbacks, **options)
     got = exe.run(dict(feeds))
+    if not fallbacks:
+        refuse_fallbacks(exe)
     wanted = bw.compile(graph, target="reference").run(dict(feeds))
     for name, want in wanted.items():
         close(got[name], want, rtol, atol)

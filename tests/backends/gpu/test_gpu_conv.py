@@ -70,6 +70,20 @@ def test_int8_layers_are_equal_to_the_bit(case, element):
     np.testing.assert_array_equal(exe.run(feeds)["y"], on_cpu)
 
 
+@pytest.mark.parametrize("case", ["3x3", "first layer", "depthwise", "groups"])
+@pytest.mark.parametrize(
+    "zero",
+    [np.int8(-128), np.int8(-3), np.uint8(128), np.uint8(255)],
+    ids=lambda z: f"{z.dtype}{z}",
+)
+def test_pixels_outside_count_as_the_zero_point(case, zero):
+    shape, filters, attrs = CASES[case]
+    x, w = values(*shape, element=zero.dtype), values(*filters, seed=1, element=np.int8)
+    b = bw.Builder("g")
+    y = b.integer_conv(b.input("x", text(x)), b.constant(w), b.constant(zero), None, None, **attrs)
+    check_graph(b.build(y=y), {"x": x})
+
+
 def test_a_network_stays_channels_last():
     b = bw.Builder("g")
     x = b.input("x", "f32[n, 3, 12, 12]")

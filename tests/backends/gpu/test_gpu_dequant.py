@@ -3,6 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 from on_gpu import check_graph
 
 import bitwright as bw
@@ -103,4 +104,6 @@ def test_float8_products(size):
     w = rng.standard_normal((depth, columns)).astype(ml_dtypes.float8_e4m3fn)
     b = bw.Builder("g")
     y = b.f8_matmul(b.input("x", f"f8e4m3fn[{rows}, {depth}]"), b.constant(w))
-    check_graph(b.build(y=b.gelu(b.mul(y, np.float32(0.5)))), {"x": x}, rtol=1e-4, atol=1e-3)
+    # Hopper's tensor cores keep 13 bits of a partial sum of 128 terms
+    rtol, atol = (2e-3, 2e-2) if torch.cuda.is_available() else (1e-4, 1e-3)
+    check_graph(b.build(y=b.gelu(b.mul(y, np.float32(0.5)))), {"x": x}, rtol=rtol, atol=atol)

@@ -101,6 +101,20 @@ def test_a_constant_weight_whose_zero_points_do_not_fold():
     check_graph(b.build(y=y), {"x": integers(17, 40, seed=2, element=np.uint8), "z": points})
 
 
+@pytest.mark.parametrize("x_type", [np.int8, np.uint8])
+@pytest.mark.parametrize("w_type", [np.int8, np.uint8])
+@pytest.mark.parametrize("depth", [48, 176])
+def test_depths_that_tiles_do_not_fill(x_type, w_type, depth):
+    """Rows of a multiple of 16 bytes: tiles come in vectors, which are cut at the end of K."""
+    x, w = integers(17, depth, element=x_type), integers(depth, 48, seed=1, element=w_type)
+    x_zero, w_zero = integers(17, 1, seed=2, element=x_type), integers(48, seed=3, element=w_type)
+    check_node("integer_matmul", x, w, x_zero, w_zero, None)
+    check_node("integer_matmul", x, w, None, None, None)
+    b = bw.Builder("g")
+    y = b.integer_matmul(b.input("x", f"{dtype(x_type)}[17, {depth}]"), b.constant(w), None, None)
+    check_graph(b.build(y=y), {"x": x})
+
+
 @pytest.mark.parametrize("element", [np.float32, np.float16, ml_dtypes.bfloat16, np.float64])
 @pytest.mark.parametrize("size", [(7, 33, 17), (130, 64, 48)], ids=str)
 def test_float_products(element, size):

@@ -98,9 +98,10 @@ class DeviceMemory:
         whole = raw[: raw.numel() // item * item]
         flat = to_array(whole, view.dtype, (whole.numel() // item,))
         start = evaluate(view.offset, self.bindings)
-        strides = [evaluate(stride, self.bindings) * item for stride in view.strides]
-        found = np.lib.stride_tricks.as_strided(flat[start:], shape, strides, writeable=False)
-        return np.array(found, order="C")
+        strides = tuple(evaluate(stride, self.bindings) * item for stride in view.strides)
+        # not `as_strided`, which does not know the element types of ml_dtypes
+        found: Array = np.ndarray(shape, flat.dtype, flat, start * item, strides)
+        return found.copy("C")
 
     def upload(self, view: View, array: Array) -> None:
         """Write an array to a contiguous view."""

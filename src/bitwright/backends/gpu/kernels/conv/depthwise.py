@@ -20,15 +20,16 @@ CONFIGS = (
 )
 
 
-def body(geometry: Geometry, filters: int, type_: str, fill: str, tail: str) -> str:
+def body(geometry: Geometry, filters: int, type_: str, fill: int | str, tail: str) -> str:
     """`type_` is that of the sum, `fill` the value of pixels outside of the image."""
     inside = geometry.inside("[:, None]")
     mask = f"here & {inside}" if inside else "here"
-    centred = f"x_tile = x_tile - {fill}" if fill not in ("0", "0.0") else ""
+    is_centred = fill not in (0, "0.0")
+    other = 0 if is_centred else fill
     lines = [
         *geometry.tap_lines("tap"),
-        f"x_tile = tl.load(x_at + shift * C, mask={mask}, other={fill}).to({type_})",
-        centred,
+        f"x_tile = tl.load(x_at + shift * C, mask={mask}, other={other}).to({type_})",
+        f"x_tile = tl.where({mask}, x_tile - {fill}, 0)" if is_centred else "",
         f"w_tile = tl.load(w + tap * {filters} + columns, mask=columns < N, other=0)",
         f"acc += x_tile * w_tile.to({type_})[None, :]",
     ]

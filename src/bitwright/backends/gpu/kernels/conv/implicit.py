@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from textwrap import indent
 
+from bitwright.backends.gpu.codegen.loads import masked_load
 from bitwright.backends.gpu.codegen.source import Config, Grid, cdiv
 from bitwright.backends.gpu.kernels.conv.geometry import Geometry
 from bitwright.backends.gpu.kernels.matmul import tiles
@@ -29,7 +30,7 @@ def is_flat(geometry: Geometry) -> bool:
     return geometry.per_group < FEWEST_CHANNELS
 
 
-def body(product: Product, geometry: Geometry, depth: int, fill: str, tail: str) -> str:
+def body(product: Product, geometry: Geometry, depth: int, fill: int | str, tail: str) -> str:
     """`depth` is the padded length of a filter's row: per tap, or of all taps in the flat form."""
     step = (
         _flat(product, geometry, depth, fill)
@@ -57,7 +58,7 @@ x_from = x + image * C + z * CG
 """
 
 
-def _taps(product: Product, geometry: Geometry, depth: int, fill: str) -> str:
+def _taps(product: Product, geometry: Geometry, depth: int, fill: int | str) -> str:
     """A step is BK channels of one tap."""
     lines = [
         "tap = step // BLOCKS",
@@ -69,8 +70,10 @@ def _taps(product: Product, geometry: Geometry, depth: int, fill: str) -> str:
     w_at = f"w + columns_in[None, :] * (TAPS * {depth}) + tap * {depth} + k[:, None]"
     w_masked = f"tl.load({w_at}, mask=(k < {depth})[:, None], other=0)"
     masks = [f"({inside})[:, None]"] if inside else []
-    exact = product.step(_load(x_at, masks, fill), f"tl.load({w_at})")
-    ragged = product.step(_load(x_at, [*masks, "(k < CG)[None, :]"], fill), w_masked)
+    exact = product.step(masked_load(x_at, " & ".join(masks), fill, product.x), f"tl.load({w_at})")
+    ragged = product.step(
+        masked_load(x_at, " & ".join([*masks, "(k < CG)[None, :]"]), fill, product.x), w_masked
+    )
     choice = f"if CG % BK == 0:\n{indent(exact, '    ')}\nelse:\n{indent(ragged, '    ')}"
     return f"""
 BLOCKS: tl.constexpr = (CG + BK - 1) // BK
@@ -80,7 +83,7 @@ for step in range(TAPS * BLOCKS):
 """
 
 
-def _flat(product: Product, geometry: Geometry, depth: int, fill: str) -> str:
+def _flat(product: Product, geometry: Geometry, depth: int, fill: int | str) -> str:
     """A step is BK elements of all taps × channels."""
     lines = [
         "k = step * BK + tl.arange(0, BK)",
@@ -91,18 +94,12 @@ def _flat(product: Product, geometry: Geometry, depth: int, fill: str) -> str:
     x_at = "x_from[:, None] + (shift * C + k % CG)[None, :]"
     w_at = f"w + columns_in[None, :] * {depth} + k[:, None]"
     w_masked = f"tl.load({w_at}, mask=(k < {depth})[:, None], other=0)"
-    step = product.step(_load(x_at, masks, fill), w_masked)
+    step = product.step(masked_load(x_at, " & ".join(masks), fill, product.x), w_masked)
     return f"""
 for step in range((TAPS * CG + BK - 1) // BK):
 {indent(chr(10).join(lines), "    ")}
 {indent(step, "    ")}
 """
-
-
-def _load(at: str, masks: Sequence[str], fill: str) -> str:
-    if not masks:
-        return f"tl.load({at})"
-    return f"tl.load({at}, mask={' & '.join(masks)}, other={fill})"
 
 
 def configs(

@@ -81,7 +81,7 @@ def _lower_integers(
         if points is not None:
             centred = centred - points.reshape(-1, *(1,) * (centred.ndim - 1)).astype(np.int32)
         finish = conv.integer_bias(added)
-        conv.launch(centred, str(zero), finish, "int8, summed in i32")
+        conv.launch(centred, zero, finish, "int8, summed in i32")
         return
     if weight.zero is not None:
         raise NoKernelError("the zero points of its filters do not fit the weights")
@@ -89,7 +89,7 @@ def _lower_integers(
         ctx, node.name, x.dtype, weight, zero, added, conv.shape, conv.place
     )
     filters = weight.qvalues.T.reshape(conv.filters.shape)
-    conv.launch(filters, str(zero), finish, "int8, summed in i32")
+    conv.launch(filters, zero, finish, "int8, summed in i32")
 
 
 class Convolution:
@@ -160,7 +160,7 @@ class Convolution:
         lines = [*found.index_lines("row"), f"acc = acc + {found.load('bias', self.place)}"]
         return Finish("\n".join(lines), found.views, found.values)
 
-    def launch(self, filters: Array, fill: str, finish: Finish, why: str) -> None:
+    def launch(self, filters: Array, fill: int | str, finish: Finish, why: str) -> None:
         """Append the kernel call."""
         if self.is_depthwise:
             self._launch_depthwise(filters, fill, finish)
@@ -172,7 +172,7 @@ class Convolution:
         else:
             self._launch_implicit(filters, fill, finish, why)
 
-    def _launch_implicit(self, filters: Array, fill: str, finish: Finish, why: str) -> None:
+    def _launch_implicit(self, filters: Array, fill: int | str, finish: Finish, why: str) -> None:
         geometry = self.geometry
         columns = len(filters) // geometry.groups
         packed, depth = self._pack(filters)
@@ -209,7 +209,7 @@ class Convolution:
         )
         self._call(source, views, sizes, why)
 
-    def _launch_depthwise(self, filters: Array, fill: str, finish: Finish) -> None:
+    def _launch_depthwise(self, filters: Array, fill: int | str, finish: Finish) -> None:
         geometry, count = self.geometry, len(filters)
         whole = np.ascontiguousarray(filters.reshape(count, geometry.taps).T)
         views = {

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import indent
 
+from bitwright.backends.gpu.codegen.loads import masked_load
 from bitwright.backends.gpu.codegen.source import Descriptor, Grid, cdiv
 from bitwright.ir.dim import Size
 from bitwright.ir.dtype import DType, bf16, f8e4m3fn, f8e5m2, f32, f64, i32, u8
@@ -135,6 +136,18 @@ class Product:
         return "\n".join(lines)
 
     @property
+    def x_fill(self) -> int | str:
+        """The value of x beyond K. Where one operand counts as 0 there, that of the other is free;
+        128 is what counts as 0 in u8, and its load takes one instruction more."""
+        needed = self.x == u8 and (self.row_sums or self.w == u8)
+        return 128 if needed else 0 if self.x.is_integer else "0.0"
+
+    @property
+    def w_fill(self) -> int | str:
+        needed = self.w == u8 and self.column_sums
+        return 128 if needed else 0 if self.w.is_integer else "0.0"
+
+    @property
     def zeros(self) -> str:
         type_ = {i32: "tl.int32", f64: "tl.float64"}.get(self.sum, "tl.float32")
         lines = [f"acc = tl.zeros((BM, BN), {type_})"]
@@ -201,12 +214,11 @@ def pipelined_body(product: Product, tail: str, split: bool = False) -> str:
     x_at = _offset(("rows_in[:, None]", "k[None, :]"), product.x_strides, ("x_row", "x_k"))
     w_at = _offset(("k[:, None]", "columns_in[None, :]"), product.w_strides, ("w_k", "w_column"))
     whole = "(K % (BK * PARTS) == 0)" if split else "(K % BK == 0)"
-    x_other, w_other = (nothing(dtype) for dtype in (product.x, product.w))
     loads = [
-        (f"tl.load({source})", f"tl.load({source}, mask={mask}, other={other})")
-        for source, mask, other in (
-            (f"x_from + ({x_at})", "k[None, :] < K", x_other),
-            (f"w_from + ({w_at})", "k[:, None] < K", w_other),
+        (f"tl.load({source})", masked_load(source, mask, fill, dtype))
+        for source, mask, fill, dtype in (
+            (f"x_from + ({x_at})", "k[None, :] < K", product.x_fill, product.x),
+            (f"w_from + ({w_at})", "k[:, None] < K", product.w_fill, product.w),
         )
     ]
     plain, masked = (product.step(x, w) for x, w in zip(*loads, strict=True))
@@ -285,11 +297,6 @@ def pipelined_grid_of_sums(columns: Size) -> Grid:
 def _tiles(size: Mapping[str, int], columns: Size) -> int:
     wide = columns if isinstance(columns, int) else size["N"]
     return cdiv(size["M"], size["BM"]) * cdiv(wide, size["BN"])
-
-
-def nothing(dtype: DType) -> str:
-    """The stored value that counts as 0 in a product."""
-    return "128" if dtype == u8 else "0" if dtype.is_integer else "0.0"
 
 
 def _signed(text: str, dtype: DType) -> str:

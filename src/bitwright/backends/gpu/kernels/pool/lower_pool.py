@@ -11,6 +11,7 @@ import math
 from bitwright.backends.cpu.kernels.pool.lower_pool import windows_of
 from bitwright.backends.cpu.lowering.layout import image_order
 from bitwright.backends.gpu.codegen.expression import as_stored, loaded
+from bitwright.backends.gpu.codegen.loads import masked_load
 from bitwright.backends.gpu.codegen.source import Config, KernelSource, Work
 from bitwright.backends.gpu.codegen.types import triton_type, widened
 from bitwright.backends.gpu.kernels.movement.indices import decode, flat_grid, flat_index
@@ -53,7 +54,7 @@ def lower_pool(ctx: GpuLowering, node: Node, region: RegionView) -> None:
     for axis in range(2, rank):
         at = axis - 2
         lines.append(f"first{axis} = {place[axis]} * {windows.strides[at]} - begin{axis}")
-    start = {"max_pool": _lowest(x.dtype), "avg_pool": "0", "lp_pool": "0"}[node.op]
+    start = {"max_pool": str(_lowest(x.dtype)), "avg_pool": "0", "lp_pool": "0"}[node.op]
     lines += [
         f"found = tl.full([BLOCK], {start}, {wide})",
         "count = tl.zeros([BLOCK], tl.int32)",
@@ -84,8 +85,8 @@ def lower_pool(ctx: GpuLowering, node: Node, region: RegionView) -> None:
     ctx.call(ctx.kernel(source), node, {"x": view, "y": y}, sizes, why=why)
 
 
-def _lowest(element: DType) -> str:
-    return 'float("-inf")' if element.is_float else str(int(element.min))
+def _lowest(element: DType) -> int | str:
+    return 'float("-inf")' if element.is_float else int(element.min)
 
 
 def _tap(
@@ -105,10 +106,10 @@ def _tap(
         padded.append(f"(a{axis} < m{axis} + end{axis})")
         offset += f" + a{axis} * x_s{axis}"
     mask = " & ".join(inside)
-    other = _lowest(element) if node.op == "max_pool" else "0.0" if element.is_float else "0"
+    fill = _lowest(element) if node.op == "max_pool" else "0.0" if element.is_float else 0
     lines += [
         f"inside = {mask}",
-        f"v = {loaded(f'tl.load({offset}, inside, other={other})', element)}",
+        f"v = {loaded(masked_load(offset, 'inside', fill, element), element)}",
     ]
     if node.op == "max_pool":
         nan = " | (v != v)" if element.is_float else ""
