@@ -17,12 +17,15 @@ from bitwright.executable import Executable
 from bitwright.ir.graph import Graph
 from bitwright.passes.fuse.fuse_regions import fuse_regions
 from bitwright.passes.fuse.merge_projections import merge_projections
+from bitwright.passes.fuse.quantize_early import quantize_early
 from bitwright.passes.fuse.recompute_elementwise import recompute_elementwise
 from bitwright.passes.lower_integer.lower_integer import lower_integer
 from bitwright.passes.lower_integer.lower_weights import lower_weights
+from bitwright.passes.lower_integer.store_signed import store_signed
 from bitwright.passes.manager import History, Pass, run_passes
 from bitwright.passes.order_for_memory import order_for_memory
 from bitwright.passes.precision.apply import apply_precision
+from bitwright.passes.precision.plain_attention import plain_attention
 from bitwright.passes.precision.policy import Policy, policy, require_layers
 from bitwright.passes.simplify.canonicalize import canonicalize
 from bitwright.passes.simplify.eliminate_common import eliminate_common
@@ -80,6 +83,8 @@ PASSES: dict[str, Pass] = {
         lower_weights,
         merge_projections,
         order_for_memory,
+        plain_attention,
+        quantize_early,
         recognize_composites,
         recompute_elementwise,
         resolve_shapes,
@@ -88,6 +93,7 @@ PASSES: dict[str, Pass] = {
         share_constants,
         sink_constants,
         sink_transposes,
+        store_signed,
     )
 }
 

@@ -211,6 +211,12 @@ COMPOSITES = {
     "batch norm of training": (batch_norm_of_training, 1e-4),
     "quantize and dequantize": (lambda b: through(b, b.input("x", "f32[n, 3]")), 0),
     "product of float8": (f8_product, 1e-5),
+    "dynamic quantize, stored signed": (
+        lambda b: list(
+            b.dynamic_quantize(b.input("x", "f32[n, 3]"), to="u8", per_token=True, stored="i8")
+        ),
+        1e-6,
+    ),
     "dynamic quantize": (lambda b: list(b.dynamic_quantize(b.input("x", "f32[n, 3]"))), 1e-6),
 }
 

@@ -71,7 +71,9 @@ def _regions(graph: Graph) -> Iterator[Region]:
         if node.op != "fused":
             continue
         inner: list[Node] = [n for n in node.attrs["body"].nodes if not n.is_boundary]
-        at = next((i for i, n in enumerate(inner) if not is_elementwise(n)), None)
+        at = next(
+            (i for i, n in enumerate(inner) if not is_elementwise(n) and n.op != "cast"), None
+        )
         ops = tuple(n.op for n in inner)
         if at is None:
             yield Region(node.name, "", (), ops)

@@ -43,7 +43,8 @@ def import_call(ctx: Context, node: OnnxNode, inputs: Inputs) -> Sequence[Value]
         if known is None or known.kind not in _KINDS or op in _FOREIGN or not known.deterministic:
             return None
         own = {name: attrs[name] for name in known.attrs if name in attrs}
-        if op == "dynamic_quantize" and own.get("per_token") and len(operands) == 1:
+        is_plain = own.get("per_token") and own.get("stored") is None
+        if op == "dynamic_quantize" and is_plain and len(operands) == 1:
             return _quantize_rows(ctx, operands[0], own["to"])
         return ctx.b.results(op, *operands, **own)
     except (BitwrightError, TypeError, KeyError):

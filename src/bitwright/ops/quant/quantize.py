@@ -27,7 +27,9 @@ from bitwright.ir.dtype import (
     f8e5m2fnuz,
     f32,
     f64,
+    i8,
     i32,
+    u8,
 )
 from bitwright.ir.graph import Node, Value
 from bitwright.ir.types import TensorType, normalize_axis
@@ -207,7 +209,13 @@ def _grad_dequantize(b: Builder, node: Node, dys: list[Value | None]) -> Gradien
     return [None, ds if scale.dtype == wide else b.cast(ds, to=scale.dtype)]
 
 
-def _infer_dynamic_quantize(x: TensorType, to: DType, per_token: bool) -> tuple[TensorType, ...]:
+def _infer_dynamic_quantize(
+    x: TensorType, to: DType, per_token: bool, stored: DType | None = None
+) -> tuple[TensorType, ...]:
+    if stored is not None:
+        if (to, stored) != (u8, i8):
+            raise InferenceError("only u8 is stored in another type", expected="i8", found=stored)
+        return infer_dynamic(x, stored, per_token)
     if to in DYNAMIC_FLOATS:
         expect.floating("x", x)
         return _dynamic_results(x, to, per_token)
@@ -228,8 +236,16 @@ def _dynamic_results(x: TensorType, to: DType, per_token: bool) -> tuple[TensorT
     return x.with_dtype(to), TensorType(f32, parameters), TensorType(to, parameters)
 
 
-def _dynamic_quantize(x: Array, to: DType, per_token: bool) -> tuple[Array, ...]:
+def _dynamic_quantize(
+    x: Array, to: DType, per_token: bool, stored: DType | None = None
+) -> tuple[Array, ...]:
     """x quantized with a scale that maps its range, extended to include 0, to all of `to`."""
+    if stored is not None:
+        found = _dynamic_quantize(x, to, per_token)
+        q, zero = (
+            narrow(v.astype(np.int64) + int(stored.min - to.min), stored) for v in found[::2]
+        )
+        return q, found[1], zero
     if to in DYNAMIC_FLOATS:
         scale = dynamic_float_scale(x, to, per_token)
         exact = wide(x.astype(np.float32) / scale)
@@ -308,6 +324,7 @@ def _dynamic_samples() -> list[Sample]:
         sample(np.zeros((2, 3), np.float32), to="f8e4m3fn", per_token=True),
         sample(draw(2, 5).astype(np.float16), to="f8e4m3fn", per_token=True),
         sample(draw(0, 3), to="f8e4m3fn", per_token=True),
+        sample(draw(3, 7), to="u8", per_token=True, stored="i8"),
     ]
 
 
@@ -352,9 +369,14 @@ OPDEFS = [
         takes_prologue=True,
         grad=ROUNDS,
         samples=_dynamic_samples,
-        attrs={"to": Attr("dtype", "u8"), "per_token": Attr("bool", False)},
+        attrs={
+            "to": Attr("dtype", "u8"),
+            "per_token": Attr("bool", False),
+            "stored": Attr("dtype", None),
+        },
         doc="x quantized with a scale and zero point from its range: one for the tensor, or one "
         "for each row of the last axis (shape [..., 1], as one block of that axis). For "
-        "float8 types the scale maps the largest |x| to the largest value; the zero point is 0.",
+        "float8 types the scale maps the largest |x| to the largest value; the zero point is 0. "
+        "stored=i8 moves values and zero points of u8 by -128.",
     ),
 ]

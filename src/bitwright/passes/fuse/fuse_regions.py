@@ -5,7 +5,7 @@ reduction, attention), and elementwise nodes around it:
 
     epilogue   elementwise nodes that read the anchor's result, of the same shape
     prologue   elementwise nodes that compute the input of a row anchor (norm, softmax)
-    quantize   `dynamic_quantize` of the rows of a norm
+    quantize   quantization of the rows of a norm, dynamic or (`Kernels.shows_rows`) static
 
 Values inside a region have no readers outside of it, so every path out of a region starts at its
 last node: regions can run in the order of their last nodes, and fusion never creates a cycle. The
@@ -19,7 +19,23 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 
-from bitwright.ir.dtype import bf16, bool_, f16, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
+from bitwright.ir.dtype import (
+    bf16,
+    bool_,
+    f8e4m3fn,
+    f8e5m2,
+    f16,
+    f32,
+    f64,
+    i8,
+    i16,
+    i32,
+    i64,
+    u8,
+    u16,
+    u32,
+    u64,
+)
 from bitwright.ir.edit import map_bodies, prune, rebuild, replace_inputs
 from bitwright.ir.graph import Graph, Node, Value, constant_value
 from bitwright.ir.types import TensorType
@@ -29,6 +45,7 @@ from bitwright.rewrite.trace import Trace
 
 # Element types that kernels compute with; other nodes are interpreter fallbacks.
 COMPUTED = frozenset({f64, f32, f16, bf16, i64, i32, i16, i8, u64, u32, u16, u8, bool_})
+F8 = (f8e4m3fn, f8e5m2)
 MAX_NODES = 128
 """Nodes per region: the compile time of a kernel grows faster than its size."""
 
@@ -43,6 +60,35 @@ def is_elementwise(node: Node) -> bool:
         isinstance(value.type, TensorType) and value.dtype in COMPUTED
         for value in (*node.operands, node.outputs[0])
     )
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """What the kernels of a target do beyond what all targets do."""
+
+    casts_f8: bool = False
+    """They store float8 (`cast` with saturation) at the end of a region."""
+    quantizes_halves: bool = False
+    """`dynamic_quantize` reads f16 and bf16 rows of a norm."""
+    shows_rows: bool = False
+    """A norm stores its rows beside their static quantization."""
+
+    def inlines(self, node: Node) -> bool:
+        """Whether a kernel can inline a node."""
+        if is_elementwise(node):
+            return True
+        if not self.casts_f8 or node.op != "cast" or node.attrs["to"] not in F8:
+            return False
+        (x,) = node.operands
+        return x.dtype in (f32, f16, bf16) and bool(node.attrs.get("saturate", True))
+
+    def quantizes(self, node: Node) -> bool:
+        """Whether a node is a quantization that the kernel of a norm can take."""
+        if node.op == "dynamic_quantize":
+            return True
+        if not self.shows_rows or len(node.outputs) != 1 or not self.inlines(node):
+            return False
+        return node.op in ("requantize", "cast") and node.outputs[0].dtype in (i8, u8, *F8)
 
 
 @dataclass
@@ -68,8 +114,8 @@ class Region:
 class Fusion:
     """Assigns every node of a graph to a region, in topological order."""
 
-    def __init__(self, graph: Graph, trace: Trace) -> None:
-        self.graph, self.trace = graph, trace
+    def __init__(self, graph: Graph, trace: Trace, kernels: Kernels = Kernels()) -> None:
+        self.graph, self.trace, self.kernels = graph, trace, kernels
         self.home: dict[Node, Region] = {}
         self._order = {node: place for place, node in enumerate(graph.nodes)}
         for node in graph.nodes:
@@ -78,8 +124,8 @@ class Fusion:
 
     def _place(self, node: Node) -> None:
         opdef = get(node.op)
-        if is_elementwise(node):
-            region = self._join(node)
+        if self.kernels.inlines(node):
+            region = self._with_norm(node) or self._join(node)
         elif opdef.takes_prologue or (opdef.reads_cast and _is_cast(node.inputs[0])):
             region = self._with_norm(node) or self._with_prologue(node)
         else:
@@ -155,13 +201,15 @@ class Fusion:
         return merged
 
     def _with_norm(self, node: Node) -> Region | None:
-        """The region of a norm with the `dynamic_quantize` of its rows, or None.
+        """The region of a norm with the quantization of its rows, or None.
 
-        Elementwise nodes in between must read only the norm and constants.
+        A static quantization that is the only reader is an epilogue (`_join`). Elementwise nodes in
+        between must read only the norm and constants.
         """
-        if node.op != "dynamic_quantize":
+        if not self.kernels.quantizes(node):
             return None
-        (operand,) = node.operands
+        operand = node.inputs[0]
+        assert operand is not None
         between: list[Node] = []
         source = operand
         region = self.home.get(operand.node)
@@ -176,9 +224,16 @@ class Fusion:
         is_row = region.anchor.attrs["axis"] in (-1, source.rank - 1)
         if region.last is not source.node or source.shape != operand.shape or not is_row:
             return None
-        if source.dtype != f32 or source.node.outputs != (source,):
+        halves = (f16, bf16) if self.kernels.quantizes_halves else ()
+        if source.dtype not in (f32, *halves) or source.node.outputs != (source,):
             return None
         reads = sum(v is source for n in (*between, node) for v in n.operands)
+        is_static = node.op != "dynamic_quantize"
+        others = [v for v in node.operands if v is not operand]
+        if is_static and (
+            self.graph.uses[source] == reads or not all(v.is_constant for v in others)
+        ):
+            return None
         merged = Region([*region.nodes, *between, node], region.anchor)
         merged.shown = source if self.graph.uses[source] != reads else None
         for member in merged.nodes:
@@ -226,15 +281,15 @@ def _source_of(region: Region) -> Value | None:
     return sources[0] if len(sources) == 1 else None
 
 
-def _quantize_first(graph: Graph) -> Graph:
-    """Moves each `dynamic_quantize`, with elementwise nodes before it, right behind its source.
+def _quantize_first(graph: Graph, kernels: Kernels) -> Graph:
+    """Moves each quantization, with elementwise nodes before it, right behind its source.
 
     Other readers of a norm's rows then come after the region that computes both.
     """
     chains: dict[Node, list[Node]] = {}
     moved: set[Node] = set()
     for node in graph.nodes:
-        if node.op != "dynamic_quantize":
+        if not kernels.quantizes(node):
             continue
         chain = [node]
         source = next(node.operands)
@@ -257,9 +312,14 @@ def _quantize_first(graph: Graph) -> Graph:
 
 
 def fuse_regions(graph: Graph, trace: Trace) -> Graph:
-    graph = map_bodies(graph, lambda body: fuse_regions(body, trace))
-    graph = _quantize_first(graph)
-    regions = {region.last: region for region in Fusion(graph, trace).regions()}
+    return fuse_for(graph, trace, Kernels())
+
+
+def fuse_for(graph: Graph, trace: Trace, kernels: Kernels) -> Graph:
+    """`fuse_regions` for a target."""
+    graph = map_bodies(graph, lambda body: fuse_for(body, trace, kernels))
+    graph = _quantize_first(graph, kernels)
+    regions = {region.last: region for region in Fusion(graph, trace, kernels).regions()}
     inside = {n for region in regions.values() for n in region.nodes if n is not region.last}
     replaced: dict[Value, Value] = {}
     nodes: list[Node] = []

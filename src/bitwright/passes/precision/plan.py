@@ -4,7 +4,8 @@ These nodes stay in full precision, with a reason, unless a pattern of the polic
 
     integers   values cast from integers that a half type cannot represent (positions, lengths), up
                to the first function of them (a sine, a comparison), and values cast to integers
-    quantized  integer sums until they are scaled, dynamic scales, and inputs of a requantize
+    quantized  integer and float8 sums until they are scaled, dynamic scales, and inputs of a
+               requantize
     too large  a constant or observed value that would overflow to infinity
     too small  a constant or observed value that would underflow to zero
 
@@ -108,7 +109,7 @@ class Plan:
     def _reason(self, node: Node, operands: list[Value], wanted: DType) -> str:
         """Why a node must not be computed in `wanted`; marks its results for their readers."""
         if self._is_unscaled(node, operands):
-            return "it scales an exact integer sum"
+            return "it scales a sum of quantized products"
         is_counted = self._is_counted(node, operands, wanted)
         extreme = self._extreme(node, operands, wanted)
         if is_counted:
@@ -119,6 +120,7 @@ class Plan:
         """Whether a node reads an unscaled integer sum or a dynamic scale; a mul ends that."""
         source = node.inputs[0] if node.op == "cast" else None
         is_sum = source is not None and source.node.op.startswith("integer_")
+        is_sum |= any(value.node.op == "f8_matmul" for value in operands)
         if not is_sum and not any(value in self._unscaled for value in operands):
             return False
         if node.op != "mul":

@@ -16,8 +16,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from bitwright.ir.dtype import DType, bf16, f16, f32, f64, i8, i32, i64, u8
-from bitwright.ir.graph import Graph, Node, Value
+import numpy as np
+
+from bitwright.ir.dtype import DType, bf16, f8e4m3fn, f8e5m2, f16, f32, f64, i8, i32, i64, u8
+from bitwright.ir.graph import Graph, Node, Value, constant_value
 from bitwright.passes.simplify.expand_batch_norm import BATCH_NORM
 from bitwright.passes.simplify.expand_einsum import EINSUM
 from bitwright.rewrite import Match, Rule, Trace, rewrite
@@ -96,6 +98,31 @@ def _quantize(op: Any, m: Match) -> Any:
     return _round_and_clip(op, exact, offset, to)
 
 
+def _quantize_f8(op: Any, m: Match, x: Value, scale: Value) -> Any:
+    """x (1 / scale) as float8; within one rounding of f32 of the quotient."""
+    known = constant_value(scale)
+    assert known is not None
+    inverse = np.float32(1) / known.astype(np.float32).reshape(())
+    scaled = op.mul(_as(op, x, f32), op.constant(inverse))
+    return op.cast(scaled, to=m.root.attrs["to"], saturate=m.root.attrs.get("saturate", True))
+
+
+def _why_not_reciprocal(m: Match) -> str | bool:
+    known = constant_value(m.scale)
+    to, precision = m.root.attrs["to"], m.root.attrs.get("precision")
+    if (
+        known is None
+        or known.dtype != np.float32
+        or m.root.attrs.get("axis") is not None
+        or to not in (f8e4m3fn, f8e5m2)
+        or precision not in (None, f32)
+    ):
+        return "it has no single constant f32 scale, or is not float8"
+    with np.errstate(all="ignore"):
+        is_normal = np.isfinite(known) & np.isfinite(np.float32(1) / known) & (known > 0)
+    return not bool(is_normal.all()) and "its scale has no reciprocal"
+
+
 def _round_and_clip(op: Any, exact: Value, offset: Value | None, to: DType) -> Any:
     """clip(rne(x / scale) + zero_point); NaN becomes the lowest value."""
     whole = op.round(exact)
@@ -129,6 +156,19 @@ def _dynamic_quantize(op: Any, m: Match, x: Value) -> Any:
     if to.name in _PLAIN:
         return op.requantize(op.div(x, scale), qvalues, to=to), scale, qvalues
     return _round_and_clip(op, op.div(x, scale), point, to), scale, qvalues
+
+
+def _move_stored(op: Any, m: Match, x: Value) -> Any:
+    """Quantizes without `stored`, then moves values and zero points."""
+    attrs, to = m.root.attrs, m.root.attrs["stored"]
+    q, scale, zero = op.dynamic_quantize(x, to=attrs["to"], per_token=attrs["per_token"])
+    shift = op.constant(int(to.min) - int(attrs["to"].min), i32)
+    moved = [op.cast(op.add(op.cast(v, to=i32), shift), to=to) for v in (q, zero)]
+    return moved[0], scale, moved[1]
+
+
+def _why_not_stored(m: Match) -> str | bool:
+    return m.root.attrs.get("stored") is None and "values are stored as they are"
 
 
 def _why_not_dynamic_quantize(m: Match) -> str | bool:
@@ -195,6 +235,12 @@ RULES = [
     Rule("dequantize-as-arithmetic", lambda op: op.dequantize(...), _dequantize),
     Rule("quantize-as-arithmetic", lambda op: op.quantize(...), _quantize),
     Rule(
+        "dynamic-quantize-moved",
+        lambda op, x: op.dynamic_quantize(x),
+        _move_stored,
+        _why_not_stored,
+    ),
+    Rule(
         "dynamic-quantize-as-arithmetic",
         lambda op, x: op.dynamic_quantize(x),
         _dynamic_quantize,
@@ -203,6 +249,12 @@ RULES = [
     Rule("f8-matmul-in-f32", lambda op, x, w: op.f8_matmul(x, w), _f8_matmul),
 ]
 F8_RULES = [
+    Rule(
+        "quantize-f8-by-reciprocal",
+        lambda op, x, scale: op.quantize(x, scale),
+        _quantize_f8,
+        _why_not_reciprocal,
+    ),
     *(r for r in RULES if r.name not in ("f8-matmul-in-f32", "dynamic-quantize-as-arithmetic")),
     Rule(
         "dynamic-quantize-but-f8-rows",

@@ -95,7 +95,7 @@ def region_of(node: Node) -> RegionView:
         return RegionView(node, None, {})
     body: Graph = node.attrs["body"]
     inner = (n for n in body.nodes if not n.is_boundary)
-    anchor = next((n for n in inner if not is_elementwise(n)), None)
+    anchor = next((n for n in inner if not is_elementwise(n) and n.op != "cast"), None)
     inputs = zip(body.inputs, node.operands, strict=True)
     return RegionView(anchor, body, dict(inputs))
 

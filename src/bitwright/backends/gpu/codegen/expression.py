@@ -16,7 +16,7 @@ from bitwright.backends.cpu.codegen.expression import Expression, Step, ValueRef
 from bitwright.backends.gpu.codegen.scalars import Lines, Term, TritonScalars
 from bitwright.backends.gpu.codegen.types import triton_type, widened
 from bitwright.errors import CompileError
-from bitwright.ir.dtype import DType, bf16, bool_, f16
+from bitwright.ir.dtype import DType, bf16, bool_, f16, f32
 from bitwright.ops.core.registry import get
 
 
@@ -28,8 +28,8 @@ def render(
     known = [
         Term(name, widened(dtype)) for name, dtype in zip(inputs, expression.inputs, strict=True)
     ]
-    for step in expression.steps:
-        known.append(_render_step(lines, step, known))
+    for number, step in enumerate(expression.steps, len(known)):
+        known.append(_render_step(lines, step, known, number in expression.outputs))
     return lines.lines, [known[number] for number in expression.outputs]
 
 
@@ -54,7 +54,9 @@ def as_stored(text: str, dtype: DType) -> str:
     return f"{text}.to({triton_type(dtype)})" if dtype in (f16, bf16) else text
 
 
-def _render_step(lines: Lines, step: Step, known: Sequence[Term]) -> Term:
+def _render_step(lines: Lines, step: Step, known: Sequence[Term], is_result: bool) -> Term:
+    """The result of a step. Casts to halves inside an expression do not round, as other results
+    there do not: halves are computed in f32."""
     operands = [known[o.number] if isinstance(o, ValueRef) else o for o in step.operands]
     typed = next((o.dtype for o in operands if isinstance(o, Term)), step.dtype)
     e = TritonScalars(lines, typed if step.dtype == bool_ else step.dtype)
@@ -62,6 +64,8 @@ def _render_step(lines: Lines, step: Step, known: Sequence[Term]) -> Term:
         x = operands[0]
         if x is None:
             raise CompileError("a cast has no operand")
+        if isinstance(x, Term) and x.dtype == f32 and step.dtype in (f16, bf16) and not is_result:
+            return x
         return e.cast(x, step.dtype)
     opdef = get(step.op)
     if opdef.scalar is None:

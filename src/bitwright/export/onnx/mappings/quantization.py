@@ -230,10 +230,13 @@ def fake_quantize(
 
 
 @exports("dynamic_quantize", widens=False)
-def dynamic_quantize(e: Scope, x: Ref, to: DType, per_token: bool) -> tuple[Ref, ...]:
-    if to == u8 and not per_token:
+def dynamic_quantize(
+    e: Scope, x: Ref, to: DType, per_token: bool, stored: DType | None
+) -> tuple[Ref, ...]:
+    if to == u8 and not per_token and stored is None:
         return e.emit("DynamicQuantizeLinear", [e.cast(x, f32)], results=3)
     attrs = {"to": to, "per_token": per_token}
+    attrs |= {} if stored is None else {"stored": stored}
 
     def body(e: Scope, x: Ref) -> tuple[Ref, ...]:
         x = e.cast(x, f32)
@@ -249,7 +252,11 @@ def dynamic_quantize(e: Scope, x: Ref, to: DType, per_token: bool) -> tuple[Ref,
         scale = e.Where(e.Equal(top, bottom), e.scalar(1, x), spread)
         offset = e.Round(e.Clip(e.Sub(low, e.Div(bottom, scale)), low, high))
         qvalues = e.Clip(e.Add(e.Round(e.Div(x, scale)), offset), low, high)
-        return e.cast(qvalues, to), scale, e.cast(offset, to)
+        if stored is not None:
+            moved = e.scalar(stored.min - to.min, x)
+            qvalues, offset = e.Add(qvalues, moved), e.Add(offset, moved)
+        element = to if stored is None else stored
+        return e.cast(qvalues, element), scale, e.cast(offset, element)
 
     return call(e, "dynamic_quantize", [x], attrs, body)
 

@@ -18,6 +18,17 @@ from dataclasses import dataclass
 
 from bitwright.ir.dtype import DType, f64
 
+TINY = 2.0**-126
+QUOTIENT = (
+    "inverse = tl.div_rn(tl.full([], 1.0, tl.float32), scale)",
+    "if (tl.min(scale) > 1e-25) & (tl.max(scale) < 1e25):",
+    "    near = v * inverse",  # two steps of Newton and Markstein round it correctly
+    "    near = tl.fma(tl.fma(-near, scale, v), inverse, near)",
+    "    ratio = tl.fma(tl.fma(-near, scale, v), inverse, near)",
+    "else:",
+    "    ratio = tl.div_rn(v, scale)",
+)
+"""Statements that make the IEEE quotient `ratio` of v and scale."""
 NORMS = ("layer_norm", "rms_norm", "softmax", "log_softmax", "lp_norm")
 
 
@@ -48,7 +59,7 @@ def norm_formula(op: str, number: float, element: DType) -> Formula:
     type_ = "tl.float64" if element == f64 else "tl.float32"
     sqrt = "tl.sqrt" if element == f64 else "tl.sqrt_rn"
     eps = f"tl.full([], {float(number)!r}, {type_})"
-    mean = quotient("total", f"tl.cast(columns, {type_})", element)
+    mean = quotient("total", f"tl.full([], columns, {type_})", element)
     one = f"tl.full([], 1.0, {type_})"
     root = quotient(one, f"{sqrt}({mean} + {eps})", element)
     if op == "layer_norm":
@@ -98,16 +109,24 @@ def quantize_passes(to: DType) -> tuple[Pass, ...]:
     )
 
 
-def quantized_lines(to: DType) -> Sequence[str]:
-    """Statements that make `q` from v, in its storage type."""
+def quantized_lines(to: DType, stored: DType, is_twin: bool) -> Sequence[str]:
+    """Statements that make `q` from v, in its storage type; `zero` is moved into its range.
+
+    A float8 is rounded from v (1 / scale). Integers are rounded from the IEEE quotient, as on the
+    CPU; natively it takes five instructions.
+    """
     if to.is_float:
         type_ = "tl.float8e4nv" if to.name == "f8e4m3fn" else "tl.float8e5"
-        return (f"q = tl.div_rn(v, scale).to({type_})",)  # saturates
+        inverse = "tl.div_rn(tl.full([], 1.0, tl.float32), scale)"
+        safe = f"tl.where(scale < {TINY!r}, 0.0, {inverse})"  # 0 for rows of subnormal numbers
+        return (f"inverse = {safe}", f"q = (v * inverse).to({type_})")  # saturates
     low, high = float(to.min), float(to.max)
-    type_ = "tl.int8" if to.is_signed else "tl.uint8"
+    type_ = "tl.int8" if stored.is_signed else "tl.uint8"
+    quotient_lines = ["ratio = tl.div_rn(v, scale)"] if is_twin else QUOTIENT
     return (
-        "ratio = tl.div_rn(v, scale)",
+        *quotient_lines,
         f"ratio = tl.where(ratio > {low} - zero, ratio, {low} - zero)",
         f"ratio = tl.where(ratio < {high} - zero, ratio, {high} - zero)",
+        *([] if stored == to else [f"zero = zero + {float(stored.min) - low}"]),
         f"q = (bw_round_small(ratio).to(tl.int32) + zero.to(tl.int32)).to({type_})",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from bitwright.backends.cpu.lowering.region import (
     Part,
@@ -93,17 +94,30 @@ def lower_normalization(ctx: GpuLowering, node: Node, region: RegionView) -> Non
     axis = normalize_axis(anchor.attrs["axis"], len(shape))
     is_norm = anchor.op in ("layer_norm", "rms_norm")
     rows = (Rows.trailing if is_norm else Rows.along)(ctx, node, shape, axis)
-    y = ctx.output(node.outputs[0])
+    results = [ctx.output(value) for value in node.outputs]
+    shown = anchor.outputs[0] if region.body is None else region.body.outputs[-1][1]
+    after = parts.after if len(results) == 1 else part_between(region, anchor.outputs[0], shown)
     kernel = RowKernel(
         f"{anchor.op}_{parts.before.dtype}",
         rows.columns,
         rows.head(region, parts.before, "x"),
         _formula(anchor, parts.before.dtype),
         _weights(ctx, region, anchor, rows),
-        rows.head(region, parts.after, "e", {"y": y}),
+        rows.head(region, after, "e", {"y": results[-1]}),
         stores_y=True,
     )
-    _call(ctx, node, kernel, rows, ("y",))
+    if len(results) == 1:
+        _call(ctx, node, kernel, rows, ("y",))
+        return
+    assert region.body is not None
+    quantized = part_between(region, shown, region.body.outputs[0][1])
+    kernel = replace(
+        kernel,
+        family=f"{kernel.family}_{quantized.dtype}",
+        between=rows.head(region, quantized, "c"),
+        quantized=Tiles.of({"q_out": rows.view(results[0])}, "q"),
+    )
+    _call(ctx, node, kernel, rows, ("y", "q_out"))
 
 
 @lowers("dynamic_quantize")
@@ -111,7 +125,7 @@ def lower_quantize_rows(ctx: GpuLowering, node: Node, region: RegionView) -> Non
     """Rows quantized with a scale each, possibly behind a norm whose result is stored too."""
     anchor, quantize = region.anchor, quantize_node(region)
     assert anchor is not None and quantize is not None and quantize.inputs[0] is not None
-    to = quantize.outputs[0].dtype
+    to: DType = quantize.attrs["to"]
     if to not in QUANTIZED or not quantize.attrs.get("per_token", False):
         raise NoKernelError(f"rows are quantized to i8, u8 or float8, not to {to} per tensor")
     if to == f8e4m3fn and not (ctx.machine.has_f8 or ctx.machine.interpreted):
@@ -144,6 +158,7 @@ def lower_quantize_rows(ctx: GpuLowering, node: Node, region: RegionView) -> Non
         stores_y,
         rows.head(region, part_between(region, shown, operand), "c"),
         to,
+        quantize.outputs[0].dtype,
         Tiles.of({"q_out": rows.view(results[0])}, "q"),
     )
     extra = {"scale_out": results[1], "zero_out": results[2]}
@@ -163,8 +178,10 @@ def _call(
     for part in kernel.parts:
         views |= part.views
     sizes = {**kernel.values, "rows": rows.count, "columns": rows.columns}
+    source = kernel.source()
     why = "rows in registers" if kernel.is_whole else "rows read once per pass"
-    ctx.call(ctx.kernel(kernel.source()), node, views, sizes, writes=writes, why=why)
+    own = {name: sizes[name] for name in source.sizes}
+    ctx.call(ctx.kernel(source), node, views, own, writes=writes, why=why)
 
 
 def _formula(anchor: Node, element: DType):  # type: ignore[no-untyped-def]

@@ -2,6 +2,8 @@
 
     x = prologue(operands)      n = norm(x) * w + b      y = epilogue(n)      q = quantize(part(y))
 
+The quantization is dynamic, or (without `to`) the part itself, which ends in an 8-bit type.
+
 A row of known length up to MAX_COLUMNS stays in registers (`whole`): memory is read and written
 once. Other rows are read once per pass, in blocks of columns.
 
@@ -15,6 +17,7 @@ from dataclasses import dataclass
 
 from bitwright.backends.gpu.codegen.expression import as_stored
 from bitwright.backends.gpu.codegen.source import Config, Grid, KernelSource, Work, cdiv
+from bitwright.backends.gpu.codegen.types import triton_type
 from bitwright.backends.gpu.kernels.rows.formulas import (
     Formula,
     Pass,
@@ -28,7 +31,6 @@ from bitwright.ir.dtype import DType, f32, f64
 MAX_COLUMNS = 16384
 """Longer rows do not fit the registers of 16 warps."""
 BLOCK = 2048
-_AT = At("row", "column", "row < rows", "column < columns")
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class RowKernel:
     between: Head | None = None
     """Of a quantization: computes what is quantized from the epilogue's result."""
     to: DType | None = None
+    stored: DType | None = None
+    """The type that `to` is stored in."""
     quantized: Tiles | None = None
     """The view `q` of the quantized rows; `scale` and `zero` are contiguous, one per row."""
 
@@ -59,6 +63,15 @@ class RowKernel:
             return BLOCK
         assert isinstance(self.columns, int)
         return max(16, 1 << max(self.columns - 1, 0).bit_length())
+
+    @property
+    def fits(self) -> bool:
+        """Whether the row fills its tile, so that columns need no mask."""
+        return self.is_whole and self.width == self.columns
+
+    @property
+    def at(self) -> At:
+        return At("row", "column", "row < rows", "" if self.fits else "column < columns")
 
     @property
     def config(self) -> Config:
@@ -80,7 +93,7 @@ class RowKernel:
             found |= part.pointers
         if self.to is not None:
             found |= {"scale_out": f32}
-            found |= {"zero_out": self.to}
+            found |= {"zero_out": self.stored or self.to}
         return found
 
     @property
@@ -97,7 +110,7 @@ class RowKernel:
         return "tl.float64" if self.before.dtype == f64 else "tl.float32"
 
     def _load(self) -> list[str]:
-        lines, (x,) = self.before.lines([], _AT)
+        lines, (x,) = self.before.lines([], self.at)
         return [*lines, f"x = {x}"]
 
     def _finish(self) -> list[str]:
@@ -107,17 +120,19 @@ class RowKernel:
             lines += self.weights.index_lines("row")
             for name, sign in (("w", "*"), ("b", "+")):
                 if name in self.weights.names:
-                    lines.append(f"n = n {sign} {self.weights.load(name, _AT)}")
-        steps, (y,) = self.after.lines(["n"], _AT)
+                    lines.append(f"n = n {sign} {self.weights.load(name, self.at)}")
+        steps, (y,) = self.after.lines(["n"], self.at)
         lines += [*steps, f"y_value = {y}"]
         if self.between is not None:
-            steps, (v,) = self.between.lines(["y_value"], _AT)
+            steps, (v,) = self.between.lines(["y_value"], self.at)
             lines += [*steps, f"v = {v}"]
         return lines
 
     def _pass(self, one: Pass, number: int, value: Sequence[str]) -> list[str]:
         """A reduction of the row; `value` computes x or v where the row is read again."""
         masked = f"tl.where(column < columns, {one.value}, {one.masked})"
+        if self.fits:
+            masked = one.value
         if self.is_whole:
             return [f"total = tl.{one.reduction}({masked}, axis=1)[:, None]", *one.after]
         name = f"sums{number}"
@@ -134,22 +149,28 @@ class RowKernel:
         inside = [f"    {line}" for line in (head, *lines)]
         return ["for start in range(0, columns, COLUMNS):", *inside]
 
-    def _stores(self) -> list[str]:
+    def _quantized(self, is_twin: bool) -> Sequence[str]:
+        if self.to is None:
+            return ["q = v"]
+        return quantized_lines(self.to, self.stored or self.to, is_twin)
+
+    def _stores(self, is_twin: bool) -> list[str]:
         lines: list[str] = []
         if self.stores_y:
             value = as_stored("y_value", self.after.tiles.dtype("y"))
             where = f"y + {self.after.tiles.offset('y', 'row', 'column')} + row * 0"
-            lines.append(f"tl.store({where}, {value}, {_AT.mask()})")
-        if self.to is not None:
-            assert self.quantized is not None
-            lines += [*quantized_lines(self.to), *self.quantized.index_lines("row")]
+            lines.append(f"tl.store({where}, {value}, {self.at.mask()})")
+        if self.quantized is not None:
+            lines += self._quantized(is_twin)
+            lines += self.quantized.index_lines("row")
             where = f"q_out + {self.quantized.offset('q_out', 'row', 'column')} + row * 0"
-            lines.append(f"tl.store({where}, q, {_AT.mask()})")
+            lines.append(f"tl.store({where}, q, {self.at.mask()})")
         return lines
 
-    @property
-    def body(self) -> str:
-        lines = [
+    def body(self, is_twin: bool) -> str:
+        known = isinstance(self.columns, int)
+        lines = [f"columns: tl.constexpr = {self.columns}"] if known else []
+        lines += [
             "row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]",
             "column = tl.arange(0, COLUMNS)[None, :]",
         ]
@@ -162,29 +183,35 @@ class RowKernel:
         for number, one in enumerate(quantize, len(norm)):
             lines += self._pass(one, number, [*self._load(), *self._finish()])
         if self.is_whole:
-            lines += self._stores()
+            lines += self._stores(is_twin)
         else:
-            lines += self._loop([*self._load(), *self._finish(), *self._stores()])
+            lines += self._loop([*self._load(), *self._finish(), *self._stores(is_twin)])
         if self.to is not None:
             lines.append("tl.store(scale_out + row, scale, row < rows)")
             zero = "zero" if self.to.is_integer else "scale - scale"
-            type_ = {"u8": "tl.uint8", "i8": "tl.int8", "f8e4m3fn": "tl.float8e4nv"}.get(
-                self.to.name, "tl.float8e5"
-            )
+            type_ = triton_type(self.stored or self.to)
             lines.append(f"tl.store(zero_out + row, ({zero}).to({type_}), row < rows)")
         return "\n".join(lines)
 
     def source(self) -> KernelSource:
-        sizes = (*self.values, "rows", "columns")
-        columns = self.columns if isinstance(self.columns, int) else 0
+        known = self.columns if isinstance(self.columns, int) else None
+        sizes = (*self.values, "rows", *(() if known is not None else ("columns",)))
+        twin, native = self.body(True), self.body(False)
         bits = sum(dtype.bits for name, dtype in self.pointers.items() if name not in ("w", "b"))
         work = Work(
-            lambda size: 8.0 * size["rows"] * size["columns"],
+            lambda size: 8.0 * size["rows"] * size.get("columns", known or 0),
             "f32",
-            lambda size: size["rows"] * (columns or size["columns"]) * bits / 8,
+            lambda size: size["rows"] * size.get("columns", known or 0) * bits / 8,
         )
         return KernelSource(
-            self.family, self.body, self.pointers, sizes, (self.config,), _GRID, work=work
+            self.family,
+            twin,
+            self.pointers,
+            sizes,
+            (self.config,),
+            _GRID,
+            work=work,
+            native_body=native if native != twin else "",
         )
 
 
