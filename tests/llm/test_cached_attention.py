@@ -43,6 +43,21 @@ def test_bits_of_a_row_depend_on_nothing_else(window, target):
             assert found.tobytes() == whole[:rows].tobytes(), (rows, threads)
 
 
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("element", ["f16", "i8"])
+def test_the_last_row_of_a_place_stays(element, target):
+    rng = np.random.default_rng(0)
+    new = rng.standard_normal((40, 2, 9)).astype(np.float32)
+    slot, position = rng.integers(0, 2, 40), rng.integers(0, 3, 40)
+    scale = (np.zeros((2, 2, 3), np.float32),) if element == "i8" else ()
+    inputs = (np.zeros((2, 2, 3, 9), "i1" if scale else "f2"), new, slot, position, *scale)
+    for threads in (1, 4):
+        found, expected = run_kernel("kv_write", inputs, {}, (), target, threads=threads)
+        pairs = zip(found, expected, strict=True) if scale else [(found, expected)]
+        for one, other in pairs:
+            np.testing.assert_array_equal(one, other)
+
+
 def cached_model(element="f16", context=40):
     """A layer with a cache as state."""
     b = bw.Builder("cached")

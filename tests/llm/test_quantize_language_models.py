@@ -144,7 +144,7 @@ def test_commands(folder, tmp_path):
     text.write_text("any text")
     run = CliRunner().invoke(main, ["perplexity", output, "--text", str(text)])
     assert run.exit_code == 2  # the tiny model has no tokenizer
-    run = CliRunner().invoke(main, ["quantize", str(folder), "-o", str(tmp_path / "m.onnx")])
+    run = CliRunner().invoke(main, ["quantize", str(folder), "-o", str(tmp_path / "m.pt")])
     assert run.exit_code == 2
     run = CliRunner().invoke(main, ["quantize", output, "-o", output])
     assert run.exit_code == 2

@@ -24,8 +24,8 @@ import openai
 from running_server import running
 
 import bitwright as bw
+from bitwright.llm.embeddings import Embedder
 from bitwright.llm.generation.generate import generate
-from bitwright.llm.serve.app import Embedder
 from bitwright.llm.serve.settings import Settings, api_error
 
 PROMPT = "The statement with a prefix"

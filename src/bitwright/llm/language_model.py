@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from bitwright.errors import BitwrightError, RunError
+from bitwright.llm.embeddings import DecoderEmbedder
 from bitwright.llm.engine.compiled import compile_model
-from bitwright.llm.engine.decoder import Decoder
+from bitwright.llm.engine.decoder import Array, Decoder
 from bitwright.llm.engine.engine import Engine
 from bitwright.llm.engine.session import Session, load_session, weight_samples
 from bitwright.llm.generation.constraint import Constraints
@@ -23,7 +24,7 @@ from bitwright.llm.generation.options import Options
 from bitwright.llm.generation.results import Stream
 from bitwright.llm.generation.scheduler import Scheduler
 from bitwright.llm.generation.speculation import Drafter, DraftModel, PromptLookup
-from bitwright.llm.model import load_model
+from bitwright.llm.model import DecoderModel, load_model
 from bitwright.llm.text.chat_template import ChatTemplate, check_messages
 from bitwright.llm.text.source import read_template, read_tokenizer
 from bitwright.llm.text.tokenizer import Tokenizer
@@ -58,6 +59,7 @@ class LanguageModel:
         layout = f"context={context} slots={slots} cache={cache} exact={exact}"
         self.engine = Engine(Decoder(compile_model(model, path, layout, threads, target)))
         self.scheduler = Scheduler(self.engine)
+        self._threads, self._target = threads, target
 
     # text
 
@@ -143,6 +145,17 @@ class LanguageModel:
     def load_session(self, path: str | Path) -> Session:
         """The session that `Session.save` wrote."""
         return load_session(self.engine, self._fingerprint, path)
+
+    @cached_property
+    def embedder(self) -> DecoderEmbedder:
+        """Makes vectors of texts; a graph of its own, compiled when it is first asked for."""
+        if not isinstance(self.model, DecoderModel):
+            raise BitwrightError(f"the model {self.name!r} makes no embeddings")
+        return DecoderEmbedder(self.model, self._threads, target=self._target)
+
+    def embed(self, texts: Iterable[str | Sequence[int]]) -> Array:
+        """One vector of length 1 for each text or list of tokens, f32[texts, width]."""
+        return self.embedder.embed_texts(texts)
 
     @cached_property
     def _constraints(self) -> Constraints:

@@ -8,7 +8,7 @@ model.graph_for(slots=1)         # another cache, the same weights
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,8 @@ class DecoderModel:
     source: ModelSource
     cache: CacheShape
     exact: bool = False
+    output: str = "logits"
+    """What the graph computes for the wanted rows: "logits", or "hidden" states."""
 
     @property
     def config(self) -> ModelConfig:
@@ -64,7 +66,11 @@ class DecoderModel:
             self.cache.context if context is None else context,
             self.cache.element,
         )
-        return self.source.graph(cache, self.exact)
+        return self.source.graph(cache, self.exact, self.output)
+
+    def for_hidden_states(self, slots: int) -> DecoderModel:
+        """The model with states instead of logits."""
+        return replace(self, cache=replace(self.cache, slots=slots), output="hidden")
 
     @cached_property
     def tokenizer_source(self) -> Mapping[str, Any] | Path | None:

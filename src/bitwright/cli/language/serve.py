@@ -20,6 +20,14 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
     envvar="BITWRIGHT_API_KEY",
     help="Key that clients must send; better given as BITWRIGHT_API_KEY.",
 )
+@click.option(
+    "--allow-host",
+    "hosts",
+    multiple=True,
+    metavar="NAME",
+    help="A name, such as *.example.org, that clients may use for this server; without a key, "
+    "only addresses and localhost are allowed.",
+)
 @click.option("--threads", type=click.IntRange(1), help="Default: one per core.")
 @click.option("--context", type=click.IntRange(2), help="Positions of each sequence.")
 @click.option(

@@ -34,8 +34,9 @@ _LANGUAGE_MODEL_OPS = frozenset(
     ("block_gather", "block_matmul", "block_grouped_matmul", "kv_write", "cached_attention")
 )
 _LANGUAGE_MODEL_HINT = (
-    "Language models are saved as GGUF or .bw: bitwright.llm.files.save.save_model, "
-    "or bitwright quantize MODEL -o model.gguf."
+    "Language models are saved as GGUF or .bw, and as ONNX with MatMulNBits: "
+    "bitwright.llm.files.save.save_model(read_source(path), 'model.onnx'), "
+    "or bitwright quantize MODEL -o model.onnx."
 )
 _COMPUTED = (Kind.COMPUTE, Kind.REDUCTION, Kind.ELEMENTWISE)
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from bitwright.export.onnx.scope import Ref, Scope, Step
-from bitwright.ir.dtype import DType, f32
+from bitwright.ir.dtype import DType, f32, u8
 from bitwright.ir.graph import Node, Value
 
 Array = np.ndarray[Any, Any]
@@ -44,7 +44,7 @@ def weight_only(node: Node) -> Parts | None:
         q, scale, zero = (*w.node.inputs, None)[:3]
         fits = _has_fitting_scales(w.node)
     assert q is not None and scale is not None
-    held = [v for v in (q, scale, zero) if v is not None]
+    held = [v for v in (_source(q), scale, zero) if v is not None]
     is_known = all(v.node.op in ("constant", "parameter") for v in held)
     is_weight = q.dtype.is_integer and q.dtype.bits in BITS and 0 not in q.shape
     is_zero = zero is None or (zero.dtype == q.dtype and not q.dtype.is_signed)
@@ -62,7 +62,8 @@ def _has_fitting_scales(node: Node) -> bool:
 
 def write_weight_only(e: Scope, node: Node, parts: Parts) -> Ref:
     x, q, scale, zero = parts
-    qvalues, scales = _array(q), _array(scale)
+    qvalues: Array = _array(_source(q)).reshape(q.tensor.concrete({}))
+    scales = _array(scale)
     zeros = None if zero is None else _array(zero)
     if node.op == "matmul":
         qvalues = qvalues.T
@@ -73,16 +74,23 @@ def write_weight_only(e: Scope, node: Node, parts: Parts) -> Ref:
     else:
         block = node.attrs["block"]
     bits = q.dtype.bits
-    packed = _packed(_unsigned(qvalues, q.dtype), bits, block)
+    if zeros is None and not q.dtype.is_signed:
+        zeros = np.zeros_like(scales, np.uint8)
+    if zeros is not None and (_unsigned(zeros, q.dtype) == 1 << (bits - 1)).all():
+        zeros = None
+    blocks = -(-qvalues.shape[1] // block)
+    if _source(q).shape == (qvalues.shape[0], blocks, block) and q.dtype == u8:
+        packed = e.values[_source(q)]  # what another node reads too
+    else:
+        packed = _named(e, _packed(_unsigned(qvalues, q.dtype), bits, block), q)
     inputs: list[Ref | None] = [
         e.values[x],
-        _named(e, packed, q),
+        packed,
         _named(e, scales.astype(np.float32).reshape(-1), scale),
     ]
     if zeros is not None:
         rows = _packed(_unsigned(zeros, q.dtype), bits, 8 // bits)
-        assert zero is not None
-        inputs.append(_named(e, rows.reshape(-1), zero))
+        inputs.append(_named(e, rows.reshape(-1), zero or scale))
     bias = node.inputs[4] if node.op == "dequant_matmul" and len(node.inputs) > 4 else None
     if bias is not None:
         inputs += [None] * (5 - len(inputs)) + [e.values[bias]]
@@ -97,6 +105,11 @@ def write_weight_only(e: Scope, node: Node, parts: Parts) -> Ref:
     e.session.domains[DOMAIN] = 1
     e.steps.append(Step("MatMulNBits", inputs, [result], attrs, DOMAIN))
     return result
+
+
+def _source(q: Value) -> Value:
+    """The constant or parameter that a weight is, or that it is a view of."""
+    return next(q.node.operands) if q.node.op == "reshape" else q
 
 
 def _array(value: Value) -> Array:

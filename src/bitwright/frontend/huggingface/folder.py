@@ -29,6 +29,12 @@ MAX_JSON = 1 << 28
 _IGNORED = re.compile(
     r"rotary_emb\.inv_freq$|masked_bias$|attn\.bias$|position_ids$|^pooler\.|^cls\."
 )
+_POOLING_FILE = "1_Pooling/config.json"
+_POOLINGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_lasttoken": "last",
+}
 _FLOATS = ("f32", "f16", "bf16")
 
 
@@ -89,7 +95,16 @@ def read_folder(path: str | Path) -> HuggingFaceFolder:
         config = _with_eos(config, read_json(path, "generation_config.json"))
     tensors = _named(_arrays(path), architecture, config, path)
     name = config.name or path.resolve().name
-    return HuggingFaceFolder(path, architecture, replace(config, name=name), tensors)
+    config = replace(config, name=name, pooling=_pooling(path) or config.pooling)
+    return HuggingFaceFolder(path, architecture, config, tensors)
+
+
+def _pooling(path: Path) -> str:
+    """How sentence-transformers makes one vector of a text's states; empty if it is not said."""
+    if not (path / _POOLING_FILE).exists():
+        return ""
+    settings = read_json(path, _POOLING_FILE)
+    return next((kind for key, kind in _POOLINGS.items() if settings.get(key) is True), "")
 
 
 def _with_eos(config: ModelConfig, data: Mapping[str, Any]) -> ModelConfig:

@@ -12,7 +12,7 @@ are wanted. Keys and values live in the states `k.<layer>` and `v.<layer>`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,8 +50,12 @@ def decoder_graph(
     cache: CacheShape,
     where: str = "",
     exact: bool = False,
+    output: str = "logits",
 ) -> Graph:
-    """The graph of a model whose tensors have the names of GGUF files."""
+    """The graph of a model whose tensors have the names of GGUF files.
+
+    `output` is "logits", or "hidden": the states behind the final norm, [m, width].
+    """
     if cache.slots < 1 or cache.context < 1:
         raise ImportModelError(
             "the cache has no room", found=f"{cache.slots} slots of {cache.context}"
@@ -64,21 +68,27 @@ def decoder_graph(
     weights = Weights(b, tensors, where, exact)
     tokens, *places = (b.input(name, "i32[n]") for name in ("tokens", "slot", "position"))
     rows = b.input("rows", "i32[m]")
-    decoder = _Decoder(b, config, weights, cache, *places)
+    decoder = Decoder(b, config, weights, cache, *places)
     x = weights.rows(tokens, "token_embd.weight", config.vocab, config.width)
     if config.embedding_scale != 1:
         x = b.mul(x, np.float32(config.embedding_scale))
     for layer in range(config.layers):
         x = decoder.layer(x, layer, rows if layer == config.layers - 1 else None)
-    b.output("logits", decoder.logits(x))
-    unused = [name for name in weights.unused() if not is_used_by_config(name)]
+    is_hidden = output == "hidden"
+    b.output(output, decoder.normed(x) if is_hidden else decoder.logits(x))
+    require_all_used(config, weights, ("output.weight", "output.bias") if is_hidden else ())
+    return b.build()
+
+
+def require_all_used(config: ModelConfig, weights: Weights, left: Sequence[str] = ()) -> None:
+    """Raise if the file has a tensor that the graph does not use, those `left` out aside."""
+    unused = [name for name in weights.unused() if not is_used_by_config(name) and name not in left]
     if unused:
         raise UnsupportedError(
             f"the architecture {config.architecture!r} has no tensor {unused[0]!r}",
-            where=where,
+            where=weights.where,
             hint="The model differs from its architecture; it would not be computed right.",
         )
-    return b.build()
 
 
 def layer_graph(
@@ -96,7 +106,7 @@ def layer_graph(
     weights = Weights(b, tensors, where, exact=True)
     x = b.input("x", TensorType(DTYPES["f32"], (symbol("n"), config.width)))
     places = [b.input(name, "i32[n]") for name in ("slot", "position")]
-    decoder = _Decoder(b, config, weights, CacheShape(1, context, "f32"), *places)
+    decoder = Decoder(b, config, weights, CacheShape(1, context, "f32"), *places)
     b.output("y", decoder.layer(x, layer))
     outputs: dict[Value, str] = {}
     for value in weights.inputs.values():
@@ -106,35 +116,24 @@ def layer_graph(
     return b.build(), {name: outputs[value] for name, value in weights.inputs.items()}
 
 
-class _Decoder:
-    def __init__(
-        self,
-        b: Builder,
-        config: ModelConfig,
-        weights: Weights,
-        cache: CacheShape,
-        slot: Value,
-        position: Value,
-    ) -> None:
-        self.b, self.config, self.weights, self.cache = b, config, weights, cache
-        self.slot, self.position = slot, position
-        self.angles = [
-            tuple(
-                b.constant(table, name=f"{kind}.{number}")
-                for kind, table in zip(("cos", "sin"), tables(rope, cache.context), strict=True)
-            )
-            for number, rope in enumerate(config.ropes)
-        ]
-        self.ids = b.reshape(self.position, shape=(*self.position.shape, 1))
+class DecoderLayers:
+    """The layers of a decoder on rows x[n, width]; a subclass says what rows attend to."""
+
+    def __init__(self, b: Builder, config: ModelConfig, weights: Weights) -> None:
+        self.b, self.config, self.weights = b, config, weights
 
     def logits(self, x: Value) -> Value:
         b, c, w = self.b, self.config, self.weights
-        x = w.rms_norm(x, "output_norm", c.width, c.eps)
         head = "output" if "output.weight" in w else "token_embd"
-        y = w.linear(x, head, c.vocab, c.width)
+        y = w.linear(self.normed(x), head, c.vocab, c.width)
         if c.logit_scale != 1:
             y = b.mul(y, np.float32(c.logit_scale))
         return self.capped(y, c.final_softcap)
+
+    def normed(self, x: Value) -> Value:
+        """The states behind the final norm."""
+        c = self.config
+        return self.weights.rms_norm(x, "output_norm", c.width, c.eps)
 
     def capped(self, y: Value, cap: float) -> Value:
         """cap * tanh(y / cap)"""
@@ -177,37 +176,16 @@ class _Decoder:
             for part, count in zip(parts, (c.heads, c.kv_heads, c.kv_heads), strict=True)
         ]
         q, k = (
-            self.rotated(self.head_norm(part, f"{name}.attn_{kind}_norm"), layer)
+            self.head_norm(part, f"{name}.attn_{kind}_norm")
             for kind, part in zip("qk", heads[:2], strict=True)
         )
-        keys, values = self.written("k", layer, k), self.written("v", layer, heads[2])
-        y = b.cached_attention(
-            q,
-            keys[0],
-            values[0],
-            self.slot,
-            self.position,
-            *keys[1:],
-            *values[1:],
-            scale=c.attention_scale,
-            softcap=c.attention_softcap,
-            window=c.windows[layer] or None,
-        )
+        y = self.attended(q, k, heads[2], layer)
         found: Value = b.reshape(y, shape=(rows, c.heads * c.head_dim))
         return found
 
-    def written(self, kind: str, layer: int, new: Value) -> list[Value]:
-        """The cache with the new rows, and the scales of a cache in i8."""
-        b, c, element = self.b, self.config, self.cache.element
-        places = (self.cache.slots, c.kv_heads, self.cache.context)
-        states = [b.state(f"{kind}.{layer}", None, _tensor(element, *places, c.head_dim))]
-        if element == "i8":
-            states.append(b.state(f"{kind}_scale.{layer}", None, _tensor("f32", *places)))
-        results = b.kv_write(states[0], new, self.slot, self.position, *states[1:])
-        found = list(results) if len(states) > 1 else [results]
-        for state, value in zip(states, found, strict=True):
-            b.update(state, value)
-        return found
+    def attended(self, q: Value, k: Value, v: Value, layer: int) -> Value:
+        """Each row's heads with the keys and values of its sequence, from [n, heads, head_dim]."""
+        raise NotImplementedError
 
     def queries_keys_values(self, x: Value, name: str) -> list[Value]:
         b, c, w = self.b, self.config, self.weights
@@ -228,6 +206,61 @@ class _Decoder:
         if f"{name}.weight" not in self.weights:
             return x
         return self.weights.rms_norm(x, name, self.config.head_dim, self.config.eps)
+
+
+class Decoder(DecoderLayers):
+    """Attention over caches of several sequences, which are states."""
+
+    def __init__(
+        self,
+        b: Builder,
+        config: ModelConfig,
+        weights: Weights,
+        cache: CacheShape,
+        slot: Value,
+        position: Value,
+    ) -> None:
+        super().__init__(b, config, weights)
+        self.cache, self.slot, self.position = cache, slot, position
+        self.angles = [
+            tuple(
+                b.constant(table, name=f"{kind}.{number}")
+                for kind, table in zip(("cos", "sin"), tables(rope, cache.context), strict=True)
+            )
+            for number, rope in enumerate(config.ropes)
+        ]
+        self.ids = b.reshape(self.position, shape=(*self.position.shape, 1))
+
+    def attended(self, q: Value, k: Value, v: Value, layer: int) -> Value:
+        b, c = self.b, self.config
+        q, k = self.rotated(q, layer), self.rotated(k, layer)
+        keys, values = self.written("k", layer, k), self.written("v", layer, v)
+        found: Value = b.cached_attention(
+            q,
+            keys[0],
+            values[0],
+            self.slot,
+            self.position,
+            *keys[1:],
+            *values[1:],
+            scale=c.attention_scale,
+            softcap=c.attention_softcap,
+            window=c.windows[layer] or None,
+        )
+        return found
+
+    def written(self, kind: str, layer: int, new: Value) -> list[Value]:
+        """The cache with the new rows, and the scales of a cache in i8."""
+        b, c, element = self.b, self.config, self.cache.element
+        places = (self.cache.slots, c.kv_heads, self.cache.context)
+        states = [b.state(f"{kind}.{layer}", None, _tensor(element, *places, c.head_dim))]
+        if element == "i8":
+            states.append(b.state(f"{kind}_scale.{layer}", None, _tensor("f32", *places)))
+        results = b.kv_write(states[0], new, self.slot, self.position, *states[1:])
+        found = list(results) if len(states) > 1 else [results]
+        for state, value in zip(states, found, strict=True):
+            b.update(state, value)
+        return found
 
     def rotated(self, x: Value, layer: int) -> Value:
         """x[n, heads, head_dim] rotated by its rows' positions."""

@@ -8,7 +8,7 @@ the first token's state (`pooling`), and has length 1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -27,9 +27,11 @@ def encoder_graph(
     tensors: Mapping[str, StoredTensor],
     where: str = "",
     exact: bool = False,
+    weights_of: Callable[[Builder], Weights] | None = None,
 ) -> Graph:
+    """The graph; `weights_of` makes its weights otherwise than as blocks of GGUF."""
     b = Builder(config.name or config.architecture)
-    weights = Weights(b, tensors, where, exact)
+    weights = weights_of(b) if weights_of else Weights(b, tensors, where, exact)
     tokens, mask = b.input("tokens", "i32[b, s]"), b.input("mask", "i32[b, s]")
     x = _embedded(b, config, weights, tokens)
     seen = b.reshape(b.ne(mask, np.int32(0)), shape=(mask.shape[0], 1, 1, mask.shape[1]))

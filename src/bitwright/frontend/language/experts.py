@@ -56,9 +56,7 @@ def _experts(w: Weights, c: ModelConfig, x: Value, counts: Value, name: str) -> 
     inner = inner_size(w, down)
 
     def product(rows: Value, part: str, outputs: int, inputs: int) -> Value:
-        blocks, kind = w.blocks(f"{part}.weight", count, outputs, inputs)
-        y: Value = b.block_grouped_matmul(rows, blocks, counts, format=kind, exact=w.exact)
-        return y
+        return w.experts(rows, f"{part}.weight", counts, count, outputs, inputs)
 
     first, second = (product(x, part, inner, c.width) for part in (gate, up))
     return product(b.mul(activate(b, c.activation, first), second), down, c.width, inner)

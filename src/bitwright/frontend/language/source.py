@@ -39,7 +39,10 @@ TOKENIZER_FILES = (
     "generation_config.json",
     "chat_template.jinja",
     "added_tokens.json",
+    "tokenizer_samples.json",
 )
+SAMPLES_FILE, SAMPLES_KEY = TOKENIZER_FILES[-1], "tokenizer.bitwright.samples"
+"""Where texts and their tokens are: among the files of a tokenizer, or in metadata."""
 DEFAULT_CONTEXT = 4096
 """Positions of a cache whose length nobody gave; fewer if the model was trained for fewer."""
 
@@ -119,13 +122,15 @@ class ModelSource:
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
-    def graph(self, cache: CacheShape | None = None, exact: bool = False) -> Graph:
+    def graph(
+        self, cache: CacheShape | None = None, exact: bool = False, output: str = "logits"
+    ) -> Graph:
         """The model's graph, with what another process needs in its metadata."""
         where = str(self.path)
         if self.config.is_encoder:
             return encoder_graph(self.config, self.tensors, where, exact)
         cache = cache or CacheShape(context=min(self.config.context, DEFAULT_CONTEXT))
-        return decoder_graph(self.config, self.tensors, cache, where, exact)
+        return decoder_graph(self.config, self.tensors, cache, where, exact, output)
 
     def saved_graph(self) -> Graph:
         """A graph that `.bw` files hold; `source_of_graph` is its inverse."""

@@ -72,6 +72,12 @@ class Weights:
         found: Value = self.b.block_gather(blocks, tokens, format=kind)
         return found
 
+    def experts(self, x: Value, name: str, counts: Value, *shape: int) -> Value:
+        """Rows of x, sorted by expert, times the matrix of their expert."""
+        blocks, kind = self.blocks(name, *shape)
+        y: Value = self.b.block_grouped_matmul(x, blocks, counts, format=kind, exact=self.exact)
+        return y
+
     def rms_norm(self, x: Value, name: str, size: int, eps: float) -> Value:
         y: Value = self.b.rms_norm(x, self.vector(f"{name}.weight", size), axis=-1, eps=eps)
         return y

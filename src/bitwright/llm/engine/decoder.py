@@ -29,9 +29,12 @@ def _empty(shape: tuple[int, ...], element: np.dtype[Any]) -> Array:
 
 
 class Decoder:
-    """Runs rows of many sequences at once, and copies parts of the cache."""
+    """Runs rows of many sequences at once, and copies parts of the cache.
 
-    def __init__(self, executable: Executable) -> None:
+    `output` is what the graph computes for the wanted rows.
+    """
+
+    def __init__(self, executable: Executable, output: str = "logits") -> None:
         graph = executable.interface
         names = tuple(value.name for value in graph.inputs)
         if set(names) != set(_INPUTS) or not graph.states:
@@ -44,8 +47,8 @@ class Decoder:
         shapes = {v.name: v.tensor.concrete({}) for v in graph.states}
         first = next(iter(shapes.values()))
         self.slots, self.context = first[0], first[2]
-        self.executable = executable
-        size = dict(graph.outputs)["logits"].tensor.shape[1]
+        self.executable, self._output = executable, output
+        size = dict(graph.outputs)[output].tensor.shape[1]
         assert isinstance(size, int)
         self.vocabulary = size
         self._states = {v.name: _empty(shapes[v.name], v.tensor.dtype.numpy) for v in graph.states}
@@ -58,15 +61,15 @@ class Decoder:
         positions: Sequence[int] | Array,
         rows: Sequence[int] | Array,
     ) -> Array:
-        """Logits of the wanted rows; the caller owns the array."""
+        """The output of the wanted rows; the caller owns the array."""
         feeds = {
             "tokens": np.asarray(tokens, np.int32),
             "slot": np.asarray(slots, np.int32),
             "position": np.asarray(positions, np.int32),
             "rows": np.asarray(rows, np.int32),
         }
-        logits: Array = self.executable.run(feeds)["logits"]
-        return logits
+        found: Array = self.executable.run(feeds)[self._output]
+        return found
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions of a slot to another one."""

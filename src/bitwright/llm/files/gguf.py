@@ -22,6 +22,7 @@ from bitwright.errors import ExportError
 from bitwright.frontend.gguf.tensor_types import NUMBERS
 from bitwright.frontend.language.architectures import BY_NAME, Architecture
 from bitwright.frontend.language.config import ModelConfig
+from bitwright.frontend.language.from_metadata import POOLING
 from bitwright.frontend.language.rope import plain_frequencies
 from bitwright.frontend.language.source import REPORT_KEY, ModelSource
 from bitwright.frontend.language.stored import StoredTensor
@@ -33,6 +34,7 @@ _FILE_TYPES = {
     "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "BF16": 32,
 }  # fmt: skip
 _GGUF_NAMES = {"mistral": "llama", "mixtral": "llama"}
+_POOLING = {kind: number for number, kind in POOLING.items()}
 _WITH_FREQUENCIES = ("llama", "smollm3")
 """Architectures for which llama.cpp reads divisors of frequencies."""
 
@@ -101,6 +103,7 @@ def _metadata(
     found: dict[str, Any] = {}
     if source.metadata:
         found = {k: v for k, v in source.metadata.items() if not k.startswith("split.")}
+        found |= source.tokenizer.metadata
     else:
         found["general.name"] = source.config.name or source.path.stem
         found |= {f"{kind}.{k}": v for k, v in _dimensions(source, architecture).items()}
@@ -133,6 +136,8 @@ def _dimensions(source: ModelSource, architecture: Architecture) -> dict[str, An
     }
     if c.is_encoder:
         return found | {"attention.causal": False, "pooling_type": 2 if c.pooling == "cls" else 1}
+    if c.pooling in _POOLING:
+        found["pooling_type"] = _POOLING[c.pooling]
     found |= _rope_keys(c)
     windows = {window for window in c.windows if window}
     if len(windows) > 1:

@@ -6,9 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from bitwright.errors import ExportError
+from bitwright.errors import ExportError, ImportModelError, UnsupportedError
 from bitwright.frontend.language.config import ModelConfig
-from bitwright.frontend.language.source import TokenizerSource
+from bitwright.frontend.language.source import SAMPLES_FILE, SAMPLES_KEY, TokenizerSource
+from bitwright.llm.text.source import read_tokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 _P = "tokenizer.ggml."
@@ -24,9 +25,20 @@ def tokenizer_metadata(source: TokenizerSource, config: ModelConfig) -> dict[str
     try:
         data = json.loads(files["tokenizer.json"])
         settings = json.loads(files.get("tokenizer_config.json", "{}"))
-        return _of_tokenizer(data, settings, config)
+        found = _of_tokenizer(data, settings, config)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise ExportError(f"tokenizer.json is not understood: {error}") from None
+    if SAMPLES_FILE in files:
+        found[SAMPLES_KEY] = files[SAMPLES_FILE]
+        try:
+            read_tokenizer(found)
+        except UnsupportedError:
+            del found[SAMPLES_KEY]  # nobody here reads this kind
+        except ImportModelError as error:
+            raise ExportError(
+                f"a GGUF file cannot hold this tokenizer: {error}", hint="Save the model as .bw."
+            ) from None
+    return found
 
 
 def _of_tokenizer(

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from bitwright.errors import BitwrightError
 from bitwright.executable import Executable
+from bitwright.llm.embeddings import Embedder
 from bitwright.llm.language_model import LanguageModel
-from bitwright.llm.serve.embedding import Embedder, embedding_answer
+from bitwright.llm.serve.embedding import embedding_answer
 from bitwright.llm.serve.fields import parse_body
 from bitwright.llm.serve.generating import Generations
+from bitwright.llm.serve.hosts import HostCheck
 from bitwright.llm.serve.http import (
     content_type,
     error_response,
@@ -121,8 +123,15 @@ class Server:
 
     async def embeddings(self, request: Request) -> Response:
         body = parse_body(await read_body(request, self.settings, _JSON))
-        name, model = self._find(body.get("model"), Embedder, "makes no embeddings")
-        return json_response(await self._in_thread(name, lambda: embedding_answer(model, body)))  # type: ignore[no-any-return]
+        asked = body.get("model")
+        has_own = asked is None and any(isinstance(m, Embedder) for m in self._models.values())
+        kinds: Any = Embedder if has_own else (Embedder, LanguageModel)
+        name, model = self._find(asked, kinds, "makes no embeddings")
+
+        def run() -> Any:
+            return embedding_answer(getattr(model, "embedder", model), body)
+
+        return json_response(await self._in_thread(name, run))  # type: ignore[no-any-return]
 
     async def infer(self, request: Request) -> Response:
         """Runs a compiled model; a GET says what it takes."""
@@ -220,6 +229,7 @@ class Server:
         need("starlette", "serve")
         from starlette.applications import Starlette
         from starlette.exceptions import HTTPException
+        from starlette.middleware import Middleware
         from starlette.routing import Route
 
         def route(path: str, handler: Any, *methods: str) -> Any:
@@ -250,6 +260,7 @@ class Server:
                 Route("/", self.page),
             ],
             exception_handlers={HTTPException: other},
+            middleware=[Middleware(HostCheck, self.settings)],
             lifespan=lifespan,
         )
 

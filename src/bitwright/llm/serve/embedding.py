@@ -1,83 +1,24 @@
-"""/v1/embeddings, with an encoder."""
+"""/v1/embeddings, with an encoder or a decoder."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from bitwright.compiler import compile
-from bitwright.errors import RunError
+from bitwright.llm.embeddings import DecoderEmbedder, Embedder
 from bitwright.llm.serve.fields import Fields
 from bitwright.llm.serve.settings import ApiError
-from bitwright.llm.text.source import read_tokenizer
-from bitwright.llm.text.tokenizer import Tokenizer
 
 Array = np.ndarray[Any, Any]
 MAX_INPUTS = 2048
-_ROWS = 8192
-"""Positions of one run, padding included."""
 
 
-class Embedder:
-    """Vectors of texts: `encoder` is what `load_encoder` returned."""
-
-    def __init__(self, encoder: Any, threads: int | None = None, target: str = "cpu") -> None:
-        self._encoder, self.name = encoder, encoder.name
-        self._executable = compile(encoder.graph, target=target, threads=threads)
-
-    @cached_property
-    def tokenizer(self) -> Tokenizer:
-        return read_tokenizer(self._encoder.tokenizer_source)
-
-    def tokens(self, text: str | Sequence[int]) -> list[int]:
-        """Tokens as the encoder expects them; given tokens stay as they are."""
-        if not isinstance(text, str):
-            self.tokenizer.check(text)
-            rows = self._encoder.config.vocab  # a tokenizer may have more tokens than the model
-            if max(text, default=0) >= rows:
-                raise RunError(
-                    f"token {max(text)} is not in the model's vocabulary",
-                    expected=f"0 to {rows - 1}",
-                )
-            return list(text)
-        special = self.tokenizer.special
-        begin = [] if special.begin is None else [special.begin]
-        end = [] if special.separator is None else [special.separator]
-        return [*begin, *self.tokenizer.encode(text), *end]
-
-    def embed(self, inputs: Sequence[Sequence[int]]) -> list[Array]:
-        """The vector of each list of tokens; lists of like length run together."""
-        limit = self._encoder.config.context
-        longest = max(map(len, inputs))
-        if longest > limit:
-            raise RunError(
-                "the text does not fit the context",
-                expected=f"at most {limit} tokens",
-                found=longest,
-            )
-        found: list[Array | None] = [None] * len(inputs)
-        order = sorted(range(len(inputs)), key=lambda i: len(inputs[i]))
-        while order:
-            width = len(inputs[order[-1]])
-            batch = [order.pop() for _ in range(min(len(order), max(1, _ROWS // max(width, 1))))]
-            tokens = np.zeros((len(batch), width), np.int32)
-            mask = np.zeros((len(batch), width), np.int32)
-            for row, i in enumerate(batch):
-                tokens[row, : len(inputs[i])], mask[row, : len(inputs[i])] = inputs[i], 1
-            types = self._executable.inputs
-            given = {"tokens": tokens, "mask": mask}
-            feeds = {n: a.astype(types[n].dtype.numpy) for n, a in given.items()}  # type: ignore[union-attr]
-            vectors = self._executable.run(feeds)["embedding"]
-            for row, i in enumerate(batch):
-                found[i] = vectors[row]
-        return [vector for vector in found if vector is not None]
-
-
-def embedding_answer(embedder: Embedder, body: Mapping[str, Any]) -> dict[str, Any]:
+def embedding_answer(
+    embedder: Embedder | DecoderEmbedder, body: Mapping[str, Any]
+) -> dict[str, Any]:
     """The answer to a body of /v1/embeddings."""
     fields = Fields(body, ("user", "model"))
     given = fields.take("input", (str, list))

@@ -10,10 +10,10 @@ from typing import Any
 from bitwright.compiler import compile
 from bitwright.errors import BitwrightError, ImportModelError
 from bitwright.frontend.language.source import ModelSource, is_language_model, read_source
+from bitwright.llm.embeddings import Embedder
 from bitwright.llm.language_model import LanguageModel
 from bitwright.llm.model import load_encoder
 from bitwright.llm.serve.app import Model
-from bitwright.llm.serve.embedding import Embedder
 
 _TOKENS = "tokenizer.ggml.tokens"
 

@@ -23,11 +23,12 @@ _LIMITS = {"max_queue": int, "max_tokens": int, "max_seconds": float}
 def build(arguments: Mapping[str, str]) -> Any:
     """A Ray Serve application.
 
-    Arguments: `models` (`[NAME=]PATH`, separated by commas), `replicas`, `cpus` of a replica, and
-    those of `bitwright serve`. The API key is BITWRIGHT_API_KEY in the environment of replicas.
+    Arguments: `models` (`[NAME=]PATH`, separated by commas), `replicas`, `cpus` of a replica,
+    `hosts` (names that clients may use, separated by commas), and those of `bitwright serve`.
+    The API key is BITWRIGHT_API_KEY in the environment of replicas.
     """
     serve = need("ray.serve", "ray")
-    known = {"models", "replicas", "cpus", *_MODEL, *_LIMITS}
+    known = {"models", "replicas", "cpus", "hosts", *_MODEL, *_LIMITS}
     if unknown := sorted(set(arguments) - known):
         raise BitwrightError(
             f"there is no argument {unknown[0]!r}", expected=", ".join(sorted(known))
@@ -37,12 +38,14 @@ def build(arguments: Mapping[str, str]) -> Any:
     paths = arguments["models"].split(",")
     options = _converted(arguments, _MODEL)
     limits = _converted(arguments, _LIMITS)
+    hosts = tuple(filter(None, arguments.get("hosts", "").split(",")))
 
     def make() -> Any:
         from bitwright.llm.serve.app import make_app
         from bitwright.llm.serve.models import open_models
 
-        settings = Settings(api_key=os.environ.get("BITWRIGHT_API_KEY") or None, **limits)
+        key = os.environ.get("BITWRIGHT_API_KEY") or None
+        settings = Settings(api_key=key, hosts=hosts, **limits)
         return make_app(open_models(paths, **options), settings)
 
     deployment = serve.deployment(

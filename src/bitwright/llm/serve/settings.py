@@ -15,6 +15,8 @@ class Settings:
 
     api_key: str | None = None
     """Clients must send it as `Authorization: Bearer KEY`; None lets everybody in."""
+    hosts: tuple[str, ...] = ()
+    """Names that the server answers to, besides addresses and localhost; `*` for every name."""
     max_queue: int = 1000
     """Generations that wait or run at once; more are refused with status 429."""
     max_tokens: int = 4096

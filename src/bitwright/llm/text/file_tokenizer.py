@@ -112,8 +112,16 @@ def _special(folder: Path, tokenizer: Any) -> SpecialTokens:
     empty = tokenizer.encode("", add_special_tokens=True).ids
     adds = config.get("add_bos_token")
     adds_begin = adds if isinstance(adds, bool) else bool(empty) and empty[0] == begin
+    template = empty[1:] if empty[:1] == [begin] else empty
+    final = template[-1] if template else None
+    if config.get("add_eos_token") is True:
+        final = named("eos_token")
     return SpecialTokens(
-        begin, frozenset(t for t in ends if t is not None), adds_begin, named("sep_token")
+        begin,
+        frozenset(t for t in ends if t is not None),
+        adds_begin,
+        named("sep_token"),
+        final,
     )
 
 

@@ -118,6 +118,7 @@ def _special(facts: _Facts, adds_begin: bool) -> SpecialTokens:
         frozenset(token for token in ends if token is not None),
         facts.value("add_bos_token", bool, adds_begin),
         facts.token("seperator") or facts.token("separator") or facts.token("eos"),
+        facts.token("eos") if facts.value("add_eos_token", bool, False) else None,
     )
 
 

@@ -32,6 +32,8 @@ class SpecialTokens:
     adds_begin: bool
     separator: int | None = None
     """What an encoder expects after the text."""
+    final: int | None = None
+    """What stands behind a text that is embedded, if the model expects it."""
 
 
 class Tokenizer:

@@ -1,6 +1,6 @@
 """Attention over key-value caches of several sequences, and writes to the caches.
 
-    kv_write           cache[slot[i], :, position[i], :] = new[i]
+    kv_write           cache[slot[i], :, position[i], :] = new[i]      the last i of a place
     cached_attention   y[i] = softmax(cap(scale * q[i] @ k.T)) @ v over positions <= position[i]
 
 A cache [slots, heads, context, features] holds one sequence per slot. Row i of q belongs to the

@@ -2,6 +2,9 @@
 
 A cache in i8 gets q = rint(x 127 / peak) and the scale peak / 127 of each token and head, as
 `ops.quant.int8_attention.quantize_rows` computes them.
+
+A position belongs to one thread, which writes its rows in order: of rows with the same place, the
+last one stays.
 """
 
 from __future__ import annotations
@@ -45,16 +48,16 @@ def emit_kv_write(
     with module.kernel(name, signature) as f:
         heads, features = f.args.size("heads"), f.args.size("features")
         slots, context = f.args.size("slots"), f.args.size("context")
-        begin, end = f.share(f.args.size("rows") * heads)
-        with f.loop(begin, end) as loop:
-            row, head = f.udiv(loop.index, heads), f.urem(loop.index, heads)
-            into, no_slot = _place(f, "slot", slot, row, slots)
-            token, no_position = _place(f, "position", position, row, context)
-            at = (into * heads + head) * context + token
-            offset = row * f.args.size("new.0") + head * f.args.size("new.1")
-            new = f.gep(storage_type(source), f.args.pointer("new"), offset)
-            y = f.gep(storage_type(element), f.args.pointer("y"), at * features)
-            with f.if_(f.not_(f.or_(no_slot, no_position))):  # others keep their tokens
+        with f.loop(0, f.args.size("rows")) as row:
+            into, no_slot = _place(f, "slot", slot, row.index, slots)
+            token, no_position = _place(f, "position", position, row.index, context)
+            is_own = f.eq(f.urem(token, f.threads), f.thread)
+            is_written = f.and_(is_own, f.not_(f.or_(no_slot, no_position)))
+            with f.if_(is_written), f.loop(0, heads) as head:  # other tokens stay
+                at = (into * heads + head.index) * context + token
+                offset = row.index * f.args.size("new.0") + head.index * f.args.size("new.1")
+                new = f.gep(storage_type(source), f.args.pointer("new"), offset)
+                y = f.gep(storage_type(element), f.args.pointer("y"), at * features)
                 if scaled:
                     scale = f.gep(f32, f.args.pointer("scale"), at)
                     _write_quantized(f, source, new, y, scale, features)
