@@ -88,13 +88,21 @@ def _tensor(item: Any, torch: Any) -> Any:
 
 
 def _check_device(name: str, tensor: Any, device: Any) -> None:
-    if tensor.device.type == "cuda" and tensor.device != device:
+    if tensor.device != device and tensor.device.type != "cpu":
         raise RunError(
             "is on another device",
             where=f"input {name!r}",
             expected=str(device),
             found=str(tensor.device),
             hint=f"Move it with .to('{device}').",
+        )
+    if tensor.layout != load_torch().strided:
+        raise RunError(
+            "is not a dense tensor",
+            where=f"input {name!r}",
+            expected="torch.strided",
+            found=str(tensor.layout),
+            hint="Convert it with .to_dense().",
         )
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bitwright.backends.gpu.codegen.load import interpreted, load_kernel
 from bitwright.backends.gpu.codegen.source import Config, KernelSource
+
+_INTERPRETER = threading.Lock()
+"""Held while Triton's interpreter runs: it replaces functions of `tl` for all threads."""
 
 
 class Kernel:
@@ -29,8 +33,11 @@ class Kernel:
         if 0 in grid:
             return
         arguments = self._arguments(tensors, sizes)
-        options = {} if self.is_interpreted else self.options
-        self._function[grid](*arguments, **self.config.constants, **options)
+        if self.is_interpreted:
+            with _INTERPRETER:
+                self._function[grid](*arguments, **self.config.constants)
+        else:
+            self._function[grid](*arguments, **self.config.constants, **self.options)
 
     def compile(self, tensors: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
         """Compile the kernel for these arguments without starting it."""

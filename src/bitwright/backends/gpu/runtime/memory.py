@@ -24,7 +24,8 @@ def allocate(nbytes: int, device: Any, what: str) -> Any:
     """Uninitialized bytes on the device; a clear error if there is no room."""
     torch = load_torch()
     try:
-        return torch.empty(max(nbytes, 16), dtype=torch.uint8, device=device)
+        with torch.inference_mode(False):  # later runs outside of the caller's mode write to it
+            return torch.empty(max(nbytes, 16), dtype=torch.uint8, device=device)
     except (torch.OutOfMemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise

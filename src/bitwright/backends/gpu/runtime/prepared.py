@@ -97,10 +97,11 @@ class PreparedRun:
 
     def _run_segment(self, segment: Segment, around: Any) -> None:
         if not segment.launches or not self.is_planned:
-            segment.launches = []
+            launches = []  # kept if all of them start
             for step in segment.steps:  # tuning sees the data of the run
-                segment.launches.append(self.bind(step))
-                self._start(segment.launches[-1])
+                launches.append(self.bind(step))
+                self._start(launches[-1])
+            segment.launches = launches
             segment.runs += 1
             return
         if around is not None:
