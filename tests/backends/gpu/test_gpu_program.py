@@ -15,6 +15,7 @@ from bitwright.backends.gpu.runtime.device import current_device
 from bitwright.backends.gpu.runtime.program import GpuProgram
 from bitwright.backends.gpu.runtime.tuning import Tuner
 from bitwright.errors import RunError
+from bitwright.ir.dtype import DTYPES
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -125,6 +126,20 @@ def test_a_node_whose_kernel_does_not_compile_runs_on_the_cpu():
     assert any(step.node == node for step in artifact.fallbacks)
     program = GpuProgram(graph, device, artifact)
     assert program.run({"x": np.ones((2, 3), np.float32)})["y"].tolist() == [[3.0] * 3] * 2
+
+
+@pytest.mark.parametrize("element", ["f8e5m2", "f8e4m3fn", "bf16", "i4", "f64"])
+def test_every_element_type_goes_to_the_cpu_and_back(element):
+    b = bw.Builder("g")
+    x = b.input("x", f"{element}[2, 3]")
+    graph = b.build(y=b.transpose(b.concat(x, x, axis=0), perm=(1, 0)))
+    device, given = current_device(), np.arange(6).reshape(2, 3).astype(DTYPES[element].numpy)
+    names = [n.name for n in graph.nodes if not n.is_boundary]
+    for refused in (names[:1], names[1:], names):
+        artifact = build(graph, device.machine, dict.fromkeys(refused, "it is tested"))
+        found = GpuProgram(graph, device, artifact).run({"x": given})["y"]
+        assert found.dtype == given.dtype
+        np.testing.assert_array_equal(found, np.concatenate([given, given]).T)
 
 
 def test_tuning_takes_the_fastest_candidate_and_remembers_it(monkeypatch, tmp_path):
