@@ -27,6 +27,9 @@ from typing import Any
 import numpy as np
 
 import bitwright as bw
+from bitwright.backends.gpu.codegen.source import Config, KernelSource
+from bitwright.backends.gpu.lowering.context import Machine
+from bitwright.backends.gpu.runtime.tuning import Tuner
 
 Array = np.ndarray[Any, Any]
 PER_GRAPH = 4
@@ -155,7 +158,8 @@ def run_graph(seed: int, count: int, is_tiny: bool) -> list[dict[str, Any]]:
         graph = draw.graph()
         on_gpu = bw.compile(graph, target="cuda")
         on_cpu = bw.compile(graph, threads=1)
-        _draw_candidates(on_gpu, draw.rng)
+        choice = RandomChoice(on_gpu.engine.device.machine, draw.rng)
+        on_gpu.engine.kernels.tuner = choice
     except Exception as error:
         return [{"seed": seed, "failed": f"{type(error).__name__}: {error}"[:300]}] * count
     rows = []
@@ -173,6 +177,8 @@ def run_graph(seed: int, count: int, is_tiny: bool) -> list[dict[str, Any]]:
             row["fallbacks"] = [step.why for step in on_gpu.engine.fallbacks]
         except Exception as error:
             row["failed"] = f"{type(error).__name__}: {error}"[:300]
+        if "wrong" in row or "failed" in row:
+            row["candidates"] = [config.name for config in choice.picked.values()]
         rows.append(row)
     return rows
 
@@ -189,12 +195,24 @@ def difference(got: Array, want: Array) -> dict[str, Any]:
     return {"wrong": f"{len(places)} of {got.size} elements; {where}"}
 
 
-def _draw_candidates(exe: Any, rng: np.random.Generator) -> None:
-    """Make every kernel run with a random candidate."""
-    from bitwright.backends.gpu.runtime.tuning import Tuner
+class RandomChoice(Tuner):
+    """Gives every kernel a random candidate, the same one at all sizes."""
 
-    tuner = exe.engine.kernels.tuner
-    exe.engine.kernels.tuner = Tuner(tuner.machine, lambda *_: float(rng.random()))
+    def __init__(self, machine: Machine, rng: np.random.Generator) -> None:
+        super().__init__(machine)
+        self._rng, self.picked = rng, dict[str, Config]()
+
+    def candidates(self, source: KernelSource, sizes: Mapping[str, int]) -> list[Config]:
+        known = self.picked
+        if source.name not in known:
+            known[source.name] = source.configs[int(self._rng.integers(len(source.configs)))]
+        return [known[source.name]]
+
+    def choose(self, source: KernelSource, *rest: Any) -> Config:
+        return self.candidates(source, {})[0]
+
+    def save(self) -> None:
+        pass
 
 
 def _start_worker(folder: str) -> None:

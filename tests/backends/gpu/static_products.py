@@ -44,6 +44,13 @@ def int4_row():
     return b.build(y=b.dequant_matmul(b.input("x", "bf16[1, 1536]"), q, scale, block=128))
 
 
+def int4_rows():
+    b = bw.Builder("rows")
+    q = b.constant(integers(256, 512).astype("int4"))
+    scale = b.constant(floats(256, 4))
+    return b.build(y=b.dequant_matmul(b.input("x", "bf16[64, 512]"), q, scale, block=128))
+
+
 def int8_conv():
     b = bw.Builder("conv")
     w = b.constant(integers(64, 64, 3, 3))
@@ -65,6 +72,7 @@ CASES = {
     "int8 on sm_80": (int8_layer(4096, 768, 3072), AMPERE),
     "bf16 on sm_90": (half_layer(4096, 768, 768), HOPPER),
     "int4 row on sm_90": (int4_row(), HOPPER),
+    "int4 rows on sm_90": (int4_rows(), HOPPER),
     "int8 convolution on sm_90": (int8_conv(), HOPPER),
 }
 

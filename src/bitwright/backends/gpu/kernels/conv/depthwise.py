@@ -11,6 +11,7 @@ from textwrap import indent
 
 from bitwright.backends.gpu.codegen.source import Config, Grid, cdiv
 from bitwright.backends.gpu.kernels.conv.geometry import Geometry
+from bitwright.backends.gpu.kernels.conv.implicit import PAD, PAD_LINE
 
 CONFIGS = (
     Config({"BM": 32, "BN": 64}, 4, 1),
@@ -26,10 +27,11 @@ def body(geometry: Geometry, filters: int, type_: str, fill: int | str, tail: st
     mask = f"here & {inside}" if inside else "here"
     is_centred = fill not in (0, "0.0")
     other = 0 if is_centred else fill
+    centre = f"{PAD}.to({type_})" if fill == PAD else fill
     lines = [
         *geometry.tap_lines("tap"),
         f"x_tile = tl.load(x_at + shift * C, mask={mask}, other={other}).to({type_})",
-        f"x_tile = tl.where({mask}, x_tile - {fill}, 0)" if is_centred else "",
+        f"x_tile = tl.where({mask}, x_tile - {centre}, 0)" if is_centred else "",
         f"w_tile = tl.load(w + tap * {filters} + columns, mask=columns < N, other=0)",
         f"acc += x_tile * w_tile.to({type_})[None, :]",
     ]
@@ -45,6 +47,7 @@ row = rows[:, None].to(tl.int64)
 column = columns[None, :]
 here = (row < M) & (column < N)
 {window}
+{PAD_LINE if fill == PAD else ""}
 x_at = x + (image * C)[:, None] + (columns // {multiplier})[None, :]
 acc = tl.zeros((BM, BN), {type_})
 for tap in tl.static_range(TAPS):

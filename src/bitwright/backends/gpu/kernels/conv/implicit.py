@@ -4,8 +4,8 @@
     flat   K is all taps × channels in one range, with an address per element (few channels)
 
 The tiles of x are gathered from the image where they are read; nothing is copied before. Pixels
-outside of the image have the value `fill`: 0, or the zero point of x. Program axis 0 counts tiles
-and groups.
+outside of the image have the value `fill`: 0, or the zero point of x, which may be `PAD`, read from
+memory. Program axis 0 counts tiles and groups.
 """
 
 from __future__ import annotations
@@ -24,6 +24,11 @@ from bitwright.ir.dtype import DType
 
 FEWEST_CHANNELS = 16
 """With fewer channels per group the flat form is used."""
+
+
+PAD = "pad"
+"""The zero point of x, known at run time, in the text of a kernel."""
+PAD_LINE = f"{PAD} = tl.load({PAD}_at)"
 
 
 def is_flat(geometry: Geometry) -> bool:
@@ -51,6 +56,7 @@ z = tl.program_id(0) // (row_tiles * column_tiles)
 rows_in = tl.minimum(rows, M - 1)
 columns_in = z * N + tl.minimum(columns, N - 1)
 {window}
+{PAD_LINE if fill == PAD else ""}
 x_from = x + image * C + z * CG
 {product.zeros}
 {step}
@@ -71,9 +77,9 @@ def _taps(product: Product, geometry: Geometry, depth: int, fill: int | str) -> 
     w_masked = f"tl.load({w_at}, mask=(k < {depth})[:, None], other=0)"
     masks = [f"({inside})[:, None]"] if inside else []
     exact = product.step(masked_load(x_at, " & ".join(masks), fill, product.x), f"tl.load({w_at})")
-    ragged = product.step(
-        masked_load(x_at, " & ".join([*masks, "(k < CG)[None, :]"]), fill, product.x), w_masked
-    )
+    here = "(k < CG)[None, :]"
+    x_masked = masked_load(x_at, " & ".join([*masks, here]), fill, product.x)
+    ragged = product.step(_only(here, x_masked, product), w_masked)
     choice = f"if CG % BK == 0:\n{indent(exact, '    ')}\nelse:\n{indent(ragged, '    ')}"
     return f"""
 BLOCKS: tl.constexpr = (CG + BK - 1) // BK
@@ -90,16 +96,23 @@ def _flat(product: Product, geometry: Geometry, depth: int, fill: int | str) -> 
         *geometry.tap_lines("(k // CG)"),
     ]
     inside = geometry.inside("[:, None]", "[None, :]")
-    masks = [*([inside] if inside else []), "(k < TAPS * CG)[None, :]"]
+    here = "(k < TAPS * CG)[None, :]"
+    mask = " & ".join([*([inside] if inside else []), here])
     x_at = "x_from[:, None] + (shift * C + k % CG)[None, :]"
     w_at = f"w + columns_in[None, :] * {depth} + k[:, None]"
     w_masked = f"tl.load({w_at}, mask=(k < {depth})[:, None], other=0)"
-    step = product.step(masked_load(x_at, " & ".join(masks), fill, product.x), w_masked)
+    x_masked = masked_load(x_at, mask, fill, product.x)
+    step = product.step(_only(here, x_masked, product), w_masked)
     return f"""
 for step in range((TAPS * CG + BK - 1) // BK):
 {indent(chr(10).join(lines), "    ")}
 {indent(step, "    ")}
 """
+
+
+def _only(here: str, x_tile: str, product: Product) -> str:
+    """A tile of x whose sums count the elements of the window, and no others."""
+    return f"tl.where({here}, {x_tile}, {product.x_fill})" if product.row_sums else x_tile
 
 
 def configs(
