@@ -13,6 +13,7 @@ the static choice. A case that differs is printed with its first wrong element.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import sys
@@ -32,8 +33,18 @@ from bitwright.backends.gpu.lowering.context import Machine
 from bitwright.backends.gpu.runtime.tuning import Tuner
 
 Array = np.ndarray[Any, Any]
-PER_GRAPH = 4
+PER_GRAPH = 8
 """Sizes that one graph runs at."""
+PRELOADED = (
+    "torch",
+    "triton",
+    "triton.compiler",
+    "triton.tools.tensor_descriptor",
+    "bitwright.backends.gpu.lowering.build",
+    "bitwright.backends.gpu.passes",
+    "bitwright.backends.cpu.lowering.build",
+    "bitwright.backends.cpu.backend",
+)
 
 
 class Draw:
@@ -248,7 +259,9 @@ def _results(tasks: list[tuple[int, int]], options: argparse.Namespace, folder: 
         for task in tasks:
             yield task, run_graph(*task, options.tiny)
         return
-    context = get_context("spawn")
+    for name in PRELOADED:  # the workers, which are forks, need not import it
+        importlib.import_module(name)
+    context = get_context("fork")
     pool = ProcessPoolExecutor(options.processes, context, _start_worker, (folder,))
     try:
         waiting = {pool.submit(run_graph, *task, options.tiny): task for task in tasks}

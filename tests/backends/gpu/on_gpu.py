@@ -8,6 +8,7 @@ exe = compiled(graph)                                # bw.compile(graph, target=
 fallback allowed
 """
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,7 @@ from bitwright.ir.dtype import dtype
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+os.environ.setdefault("BITWRIGHT_GPU_TUNE", "0")  # native tests take the static choice
 RTOL = {"f64": 1e-12, "f32": 2e-6, "f16": 2e-3, "bf16": 1.6e-2}
 
 

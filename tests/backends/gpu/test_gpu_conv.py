@@ -98,6 +98,22 @@ def test_a_network_stays_channels_last():
     assert sum(name.startswith("copy") for name in kernels) == 2, kernels  # the borders
 
 
+@pytest.mark.parametrize(
+    "case", ["3x3", "odd channels", "first layer", "depthwise", "small groups"]
+)
+@pytest.mark.parametrize("x_type, w_type", [(np.uint8, np.uint8), (np.int8, np.int8)])
+def test_zero_points_that_filters_do_not_hold_or_that_are_given(case, x_type, w_type):
+    shape, filters, attrs = CASES[case]
+    x, w = values(*shape, element=x_type), values(*filters, seed=1, element=w_type)
+    b = bw.Builder("g")
+    points = values(len(w), seed=2, element=w_type)
+    given, zero = b.input("z", dtype(x_type).name + "[]"), values(seed=3, element=x_type)
+    one, two = b.input("x", text(x)), b.constant(w)
+    y = b.integer_conv(one, two, given, b.constant(points), None, **attrs)
+    z = b.integer_conv(one, two, b.constant(zero), b.constant(points[:1]), None, **attrs)
+    check_graph(b.build(y=y, z=z), {"x": x, "z": np.asarray(zero)})
+
+
 def test_zero_points_of_filters():
     x, w = values(1, 16, 5, 5, element=np.uint8), values(4, 16, 3, 3, seed=1, element=np.uint8)
     b = bw.Builder("g")

@@ -145,6 +145,7 @@ def test_every_element_type_goes_to_the_cpu_and_back(element):
 def test_tuning_takes_the_fastest_candidate_and_remembers_it(monkeypatch, tmp_path):
     monkeypatch.setenv("BITWRIGHT_CACHE", str(tmp_path))
     monkeypatch.setenv("BITWRIGHT_TUNED", "on")
+    monkeypatch.setenv("BITWRIGHT_GPU_TUNE", "5")
     exe = compiled(scaled("f32[4096]"))
     source = next(iter(exe.engine.artifact.sources.values()))
     wanted = source.configs[-1]

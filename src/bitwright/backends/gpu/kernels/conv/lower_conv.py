@@ -19,6 +19,7 @@ from bitwright.backends.gpu.codegen.source import KernelSource, Work
 from bitwright.backends.gpu.codegen.types import triton_type
 from bitwright.backends.gpu.kernels.conv import depthwise, implicit
 from bitwright.backends.gpu.kernels.conv.geometry import Geometry
+from bitwright.backends.gpu.kernels.conv.implicit import PAD
 from bitwright.backends.gpu.kernels.matmul.forms import (
     Finish,
     Matrices,
@@ -73,23 +74,24 @@ def _lower_integers(
     conv = Convolution(ctx, node, region, x, array)
     weight = Weight.of(conv.filters.reshape(len(array), -1).T, points)
     zero = zero_of(ctx, x_zero)
-    if not isinstance(zero, int):
-        raise NoKernelError("the zero point of its image is not a constant")
+    fill: int | str = PAD
+    if isinstance(zero, int):
+        fill = zero
+    else:
+        conv.pad = {f"{PAD}_at": zero}
     added = None if bias is None else _constant(bias)
     if conv.is_depthwise:
         centred = conv.filters.astype(np.int32)
         if points is not None:
             centred = centred - points.reshape(-1, *(1,) * (centred.ndim - 1)).astype(np.int32)
         finish = conv.integer_bias(added)
-        conv.launch(centred, zero, finish, "int8, summed in i32")
+        conv.launch(centred, fill, finish, "int8, summed in i32")
         return
-    if weight.zero is not None:
-        raise NoKernelError("the zero points of its filters do not fit the weights")
     finish = weight_corrections(
         ctx, node.name, x.dtype, weight, zero, added, conv.shape, conv.place
     )
     filters = weight.qvalues.T.reshape(conv.filters.shape)
-    conv.launch(filters, zero, finish, "int8, summed in i32")
+    conv.launch(filters, fill, finish, "int8, summed in i32")
 
 
 class Convolution:
@@ -103,6 +105,8 @@ class Convolution:
         attrs = dict(anchor.attrs)
         groups = attrs.pop("groups", 1)
         self.ctx, self.node, self.dtype = ctx, node, x.dtype
+        self.pad: dict[str, View] = {}
+        """The zero point of the image, if it is known at run time only."""
         windows = make_windows(
             x.rank - 2,
             w.shape[2:],
@@ -179,12 +183,14 @@ class Convolution:
         views = {
             "x": self.image,
             "w": self.ctx.constant(packed, self._weight_name),
+            **self.pad,
             **finish.views,
             **self.tail.views,
         }
         sizes = {"M": self.rows, **geometry.values, **finish.values, **self.tail.values}
         spec = Product(self.dtype, self.dtype, columns, geometry.taps * geometry.per_group)
-        spec = replace(spec, w=i8) if self.dtype.is_integer else spec
+        if self.dtype.is_integer:
+            spec = replace(spec, w=i8, row_sums=finish.row_sums)
         end = "\n".join(p for p in (finish.text, self.tail.text("acc", self.place, 0)) if p)
         twin, native = bodies(spec, lambda one: implicit.body(one, geometry, depth, fill, end))
         operations = 2.0 * geometry.taps * geometry.per_group * len(filters)
@@ -215,6 +221,7 @@ class Convolution:
         views = {
             "x": self.image,
             "w": self.ctx.constant(whole, self._weight_name),
+            **self.pad,
             **finish.views,
             **self.tail.views,
         }
