@@ -257,12 +257,13 @@ def _digest(found: Array) -> Array:
     return padded.reshape(64, -1).sum(1)
 
 
-def measure(name: str, folder: Path, target: str, count: int) -> dict[str, Any]:
-    kind = TASKS[name]
+def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    kind, folder, count = TASKS[name], options.folder, options.runs
     with np.load(folder / f"{name}.npz") as file:
         data = dict(file)
     begin = time.perf_counter()
-    exe = bw.compile(str(folder / f"{name}.bw"), target=target)
+    path = str(folder / f"{name}.bw")
+    exe = bw.compile(path, target=options.target, precision=options.precision or None)
     results, times = [], []
     for number, feed in enumerate(kind.feeds(data, str(data["input"]))):
         if count and number >= count:
@@ -272,6 +273,7 @@ def measure(name: str, folder: Path, target: str, count: int) -> dict[str, Any]:
         times.append(time.perf_counter() - start)
         results.append(kind.result(outputs))
     row: dict[str, Any] = {"model": name, "runs": len(results), "metric": kind.metric}
+    row["precision"] = options.precision or "f32"
     row["seconds"] = round(time.perf_counter() - begin, 2)
     row["first_s"], row["last_ms"] = round(times[0], 2), round(times[-1] * 1e3, 3)
     fallbacks: dict[str, int] = {}
@@ -294,7 +296,7 @@ def measure(name: str, folder: Path, target: str, count: int) -> dict[str, Any]:
 
 
 def show(row: Mapping[str, Any]) -> str:
-    head = f"{row['model']:12s} {row['runs']:5d} runs"
+    head = f"{row['model']:12s} {row['precision']:5s} {row['runs']:5d} runs"
     tail = f"same results {row['same_results']:.3f}, distance {row['distance']:.1e}"
     tail += f", {row['seconds']} s"
     if row["fallbacks"]:
@@ -332,6 +334,7 @@ def main() -> int:
     parser.add_argument("--samples", type=int, default=0, help="how many; 0: the task's choice")
     parser.add_argument("--runs", type=int, default=0, help="stop after so many runs, no score")
     parser.add_argument("--target", default="cuda")
+    parser.add_argument("--precision", default="", help="of what is not quantized: mixed, ...")
     parser.add_argument("--json", type=Path)
     options = parser.parse_intermixed_args()
     warnings.simplefilter("ignore")
@@ -344,7 +347,7 @@ def main() -> int:
     rows = []
     for name in options.names or [n for n in TASKS if (options.folder / f"{n}.npz").exists()]:
         try:
-            rows.append(measure(name, options.folder, options.target, options.runs))
+            rows.append(measure(name, options))
             print(show(rows[-1]), flush=True)
         except Exception as error:
             rows.append({"model": name, "failed": f"{type(error).__name__}: {error}"[:600]})

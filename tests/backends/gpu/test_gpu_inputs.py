@@ -136,6 +136,25 @@ def test_threads_with_programs_of_their_own():
     assert right == [True] * 24
 
 
+@native
+def test_threads_capture_graphs_at_the_same_time():
+    right = []
+
+    def work(number):
+        exe = compiled(doubled())
+        for rows in range(1 + number, 7 + number):
+            x = torch.full((rows, 3), float(number), device="cuda")
+            for _ in range(4):
+                right.append(bool((exe.run({"x": x})["y"] == 2 * number).all()))
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert right == [True] * 8 * 6 * 4
+
+
 def test_a_run_that_ran_out_of_memory_leaves_nothing_behind(monkeypatch):
     exe = compiled(two_steps())
     x, allocate = np.ones((3, 8), np.float32), memory.allocate

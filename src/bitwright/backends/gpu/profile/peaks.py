@@ -16,6 +16,7 @@ from typing import Any
 
 from bitwright.backends.cpu.cache.objects import default_cache
 from bitwright.backends.gpu.requirements import load_torch
+from bitwright.backends.gpu.runtime.capture import empty_cache
 from bitwright.backends.gpu.runtime.device import Device, current_device
 
 _SIDE = 8192
@@ -74,7 +75,7 @@ def measure(device: Device) -> GpuPeaks:
             except RuntimeError:  # the library has no such product here
                 continue
         bits = {"f8e4m3fn": f8_accumulation_bits(torch)} if device.machine.has_f8 else {}
-        torch.cuda.empty_cache()
+        empty_cache()
     return GpuPeaks(device.machine.name, 2.0 * _COPY_BYTES / seconds, rates, bits)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitwright.backends.base import Profile, TimedStep
 from bitwright.backends.gpu.requirements import load_torch
+from bitwright.backends.gpu.runtime.capture import captured
 from bitwright.lir.schedule import KernelStep
 
 if TYPE_CHECKING:
@@ -69,8 +70,7 @@ def _repeated(call: Callable[[], None]) -> float:
     """The time of one launch among REPEATS in a CUDA graph, where no launch waits for the host."""
     torch = load_torch()
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with captured() as graph:
         for _ in range(REPEATS):
             call()
     graph.replay()

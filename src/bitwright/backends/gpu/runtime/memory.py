@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from bitwright.backends.gpu.requirements import load_torch
+from bitwright.backends.gpu.runtime.capture import empty_cache
 from bitwright.backends.gpu.runtime.tensors import to_array, to_raw, typed
 from bitwright.errors import RunError
 from bitwright.ir.dim import evaluate
@@ -30,7 +31,7 @@ def allocate(nbytes: int, device: Any, what: str) -> Any:
         if not is_out_of_memory(error):
             raise
         if device.type == "cuda":
-            torch.cuda.empty_cache()
+            empty_cache()
         raise RunError(
             f"the GPU has not enough memory for {what}", found=f"{nbytes / 2**20:,.1f} MiB wanted"
         ) from None

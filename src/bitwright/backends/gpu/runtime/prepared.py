@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from bitwright.backends.gpu.requirements import load_torch
+from bitwright.backends.gpu.runtime.capture import captured
 from bitwright.backends.gpu.runtime.kernels import KernelError, KernelTable
 from bitwright.backends.gpu.runtime.launch import Kernel
 from bitwright.backends.gpu.runtime.memory import DeviceMemory, is_out_of_memory
@@ -184,10 +185,9 @@ class PreparedRun:
 def _capture(launches: list[Launch]) -> Any:
     """A CUDA graph of launches whose kernels are compiled."""
     torch = load_torch()
-    graph = torch.cuda.CUDAGraph()
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+    with captured(stream) as graph:
         for launch in launches:
             launch()
     torch.cuda.current_stream().wait_stream(stream)

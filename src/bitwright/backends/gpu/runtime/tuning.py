@@ -23,6 +23,7 @@ from bitwright.backends.cpu.cache.objects import default_cache
 from bitwright.backends.gpu.codegen.source import Config, KernelSource
 from bitwright.backends.gpu.lowering.context import Machine
 from bitwright.backends.gpu.requirements import load_torch, load_triton
+from bitwright.backends.gpu.runtime.capture import captured
 from bitwright.backends.gpu.runtime.launch import Kernel
 
 Measure = Callable[[Kernel, Mapping[str, Any], Mapping[str, int]], float]
@@ -98,8 +99,7 @@ class Tuner:
         for one in sets[:2]:  # compiles the kernel
             kernel.launch(one, sizes)
         torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with captured() as graph:
             for number in range(REPEATS):
                 kernel.launch(sets[number % count], sizes)
         graph.replay()
