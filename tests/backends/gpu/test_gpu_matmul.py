@@ -175,3 +175,24 @@ def test_results_repeat():
     graph, feeds = int8_layer(integers(5, 2048), integers(2048, 32, seed=1))
     exe = compiled(graph)
     np.testing.assert_array_equal(exe.run(feeds)["y"], exe.run(feeds)["y"])
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize("element", [np.float32, ml_dtypes.bfloat16])
+def test_operands_and_results_through_descriptors(persistent, element, monkeypatch):
+    """Tiles reach over the edges of x, w, the residual and the result."""
+    tile = tiles.Tile(64, 64, 64, 4, 3, persistent=persistent)
+    monkeypatch.setattr(tiles, "candidates", lambda *_: [tile])
+    rows, depth, columns = 150, 96, 80
+    kind = str(dtype(np.dtype(element)))
+    b = bw.Builder("layer")
+    w = b.constant(numbers(depth, columns, element=ml_dtypes.bfloat16, seed=1))
+    y = b.matmul(b.input("x", f"bf16[{rows}, {depth}]"), w)
+    y = b.add(b.cast(y, to=kind), b.input("r", f"{kind}[{rows}, {columns}]"))
+    feeds = {
+        "x": numbers(rows, depth, element=ml_dtypes.bfloat16),
+        "r": numbers(rows, columns, element=element, seed=2),
+    }
+    exe = check_graph(b.build(y=b.relu(y)), feeds, rtol=2e-2, atol=1e-1)
+    (source,) = exe.engine.artifact.kernels.values()
+    assert {"x", "w", "y"} < set(source.descriptors)

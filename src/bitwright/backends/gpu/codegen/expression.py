@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bitwright.backends.cpu.codegen.expression import Expression, Step, ValueRef
+from bitwright.backends.gpu.codegen.activations import form_of, short_steps
 from bitwright.backends.gpu.codegen.scalars import Lines, Term, TritonScalars
 from bitwright.backends.gpu.codegen.types import triton_type, widened
 from bitwright.errors import CompileError
@@ -28,8 +29,9 @@ def render(
     known = [
         Term(name, widened(dtype)) for name, dtype in zip(inputs, expression.inputs, strict=True)
     ]
-    for number, step in enumerate(expression.steps, len(known)):
-        known.append(_render_step(lines, step, known, number in expression.outputs))
+    short = short_steps(expression)
+    for number, (step, is_short) in enumerate(zip(expression.steps, short, strict=True), len(known)):
+        known.append(_render_step(lines, step, known, number in expression.outputs, is_short))
     return lines.lines, [known[number] for number in expression.outputs]
 
 
@@ -54,7 +56,9 @@ def as_stored(text: str, dtype: DType) -> str:
     return f"{text}.to({triton_type(dtype)})" if dtype in (f16, bf16) else text
 
 
-def _render_step(lines: Lines, step: Step, known: Sequence[Term], is_result: bool) -> Term:
+def _render_step(
+    lines: Lines, step: Step, known: Sequence[Term], is_result: bool, is_short: bool
+) -> Term:
     """The result of a step. Casts to halves inside an expression do not round, as other results
     there do not: halves are computed in f32."""
     operands = [known[o.number] if isinstance(o, ValueRef) else o for o in step.operands]
@@ -67,6 +71,9 @@ def _render_step(lines: Lines, step: Step, known: Sequence[Term], is_result: boo
         if isinstance(x, Term) and x.dtype == f32 and step.dtype in (f16, bf16) and not is_result:
             return x
         return e.cast(x, step.dtype)
+    x = operands[0] if operands else None
+    if isinstance(x, Term) and x.dtype == f32 and (form := form_of(step, is_short)) is not None:
+        return e.result(form(e, x), step.dtype)
     opdef = get(step.op)
     if opdef.scalar is None:
         raise CompileError(f"op {step.op!r} has no scalar form")

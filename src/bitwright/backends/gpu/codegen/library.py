@@ -36,6 +36,11 @@ def bw_round_f64(x):
     return tl.where(x < 0, -whole, whole)
 
 @triton.jit
+def bw_whole_small(x):
+    # bw_round_small as i32, without a conversion: the sum's low bits are the whole number
+    return (x + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000
+
+@triton.jit
 def bw_round_small(x):
     # as bw_round for |x| < 2**22, without branches
     return (x + 12582912.0) - 12582912.0
@@ -76,9 +81,64 @@ def bw_tanh(x):
     return tl.where(x != x, x, y)
 
 @triton.jit
-def bw_tanh_fast(x):
-    # 1 - 2 / (exp(2x) + 1): absolute error about 1e-7, for activations that are rounded afterwards
-    return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
+def bw_exp2(x):
+    # one instruction on a GPU; relative error 2**-22
+    return tl.exp2(x)
+
+@triton.jit
+def bw_reciprocal(x):
+    # relative error 2**-23; the twin of the form in _NATIVE
+    return 1.0 / x
+
+@triton.jit
+def bw_sigmoid_short(x, alpha: tl.constexpr):
+    # of alpha * x, with a relative error of 1e-6
+    return bw_reciprocal(1.0 + bw_exp2(x * (-1.4426950408889634 * alpha)))
+
+@triton.jit
+def bw_tanh_short(x):
+    # relative error of 5e-6: a Taylor polynomial near 0, where 1 - 2 / (exp(2x) + 1) cancels
+    e = bw_exp2(x * 2.8853900817779268)
+    far = tl.fma(bw_reciprocal(1.0 + e), tl.full([], -2.0, tl.float32), 1.0)
+    z = x * x
+    near = tl.fma(tl.fma(z, tl.full([], 2.0 / 15.0, tl.float32), -1.0 / 3.0) * z, x, x)
+    return tl.where(tl.abs(x) < 0.15, near, far)
+
+@triton.jit
+def bw_gelu_tail(x, power, limit: tl.constexpr):
+    # max(x, 0) - |x| * P(normal <= -|x|), the probability as 2**power. The sum of halves is
+    # max(x, 0), and NaN at NaN and -inf, as in the formula.
+    size = tl.abs(x)
+    positive = tl.fma(size, tl.full([], 0.5, tl.float32), 0.5 * x)
+    return tl.fma(-tl.minimum(size, limit), bw_exp2(power), positive)
+
+@triton.jit
+def bw_gelu(x):
+    # power: a minimax polynomial of degree 9 on [0, 6]. Absolute error 2.4e-7, relative error
+    # 4e-7 near 0 and 1e-5 where the result is at least 1e-4 (x/2 * (1 + erf) cancels there)
+    a = tl.minimum(tl.abs(x), 6.0)
+    p = tl.fma(a, tl.full([], 1.5898562821803353e-07, tl.float32), -3.828386070381384e-06)
+    p = tl.fma(p, a, 3.656493208836764e-05)
+    p = tl.fma(p, a, -0.00014637407730333507)
+    p = tl.fma(p, a, -0.00027248813421465456)
+    p = tl.fma(p, a, 0.007281622849404812)
+    p = tl.fma(p, a, -0.0526740588247776)
+    p = tl.fma(p, a, -0.4591398537158966)
+    p = tl.fma(p, a, -1.1511149406433105)
+    p = tl.fma(p, a, -0.9999997615814209)
+    return bw_gelu_tail(x, p, 6.0)
+
+@triton.jit
+def bw_gelu_short(x):
+    # degree 5 on [0, 5.5]: absolute error 5e-6, relative error 2e-4 where the result is at least
+    # 1e-4, and 3e-5 near 0
+    a = tl.minimum(tl.abs(x), 5.5)
+    p = tl.fma(a, tl.full([], -0.0003881747543346137, tl.float32), 0.006453962530940771)
+    p = tl.fma(p, a, -0.05023320019245148)
+    p = tl.fma(p, a, -0.4615742564201355)
+    p = tl.fma(p, a, -1.1502896547317505)
+    p = tl.fma(p, a, -1.0000444650650024)
+    return bw_gelu_tail(x, p, 5.5)
 
 @triton.jit
 def bw_sinh(x):
@@ -176,28 +236,37 @@ def bw_pow(x, y):
     found = tl.where((size == 1) & (tl.abs(y) == float("inf")), 1.0, found)
     found = tl.where((x != x) | (y != y), float("nan"), found)
     return tl.where((y == 0) | (x == 1), 1.0, found)
-
-@triton.jit
-def bw_gelu_erf(x):
-    return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
 """
 
-_FUNCTIONS = {
-    match.group(1): match.group(0).strip()
-    for match in re.finditer(r"@triton\.jit\ndef (\w+)\(.*?(?=\n@triton|\Z)", _SOURCES, re.DOTALL)
-}
+_NATIVE_SOURCES = """
+@triton.jit
+def bw_reciprocal(x):
+    form: tl.constexpr = "rcp.approx.ftz.f32 $0, $1;"
+    return tl.inline_asm_elementwise(form, "=f,f", [x], tl.float32, True, 1)
+"""
+"""Forms on a GPU with inline PTX, which the interpreter has not; the others are their twins."""
 
 
-def needed(text: str) -> str:
+def _functions(text: str) -> dict[str, str]:
+    found = re.finditer(r"@triton\.jit\ndef (\w+)\(.*?(?=\n@triton|\Z)", text, re.DOTALL)
+    return {match.group(1): match.group(0).strip() for match in found}
+
+
+_FUNCTIONS = _functions(_SOURCES)
+_NATIVE = _FUNCTIONS | _functions(_NATIVE_SOURCES)
+
+
+def needed(text: str, native: bool = False) -> str:
     """The helpers that a text calls, in the order of their definitions."""
+    functions = _NATIVE if native else _FUNCTIONS
     found: set[str] = set()
     left = [text]
     while left:
         for name in re.findall(r"\bbw_\w+(?=\()", left.pop()):
-            if name in _FUNCTIONS and name not in found:
+            if name in functions and name not in found:
                 found.add(name)
-                left.append(_FUNCTIONS[name])
-    return "\n\n".join(source for name, source in _FUNCTIONS.items() if name in found)
+                left.append(functions[name])
+    return "\n\n".join(source for name, source in functions.items() if name in found)
 
 
 def names() -> tuple[str, ...]:

@@ -196,6 +196,11 @@ class TritonScalars:
         one = number_text(1, b.dtype)
         return self._made(f"tl.where({unsafe}, {one}, {b})", b.dtype), zero
 
+    def call(self, helper: str, a: Operand, *constants: float) -> Term:
+        """A helper of the library on an f32 term and constants."""
+        (x,) = self._numbers(a)
+        return self._made(f"{helper}({', '.join([x.text, *map(repr, constants)])})", x.dtype)
+
     def pow(self, a: Operand, b: Operand) -> Term:
         x, y = self._numbers(a, b)
         if isinstance(b, (int, float)) and b == 2:
@@ -262,8 +267,8 @@ class TritonScalars:
         low, high_ = bounds
         above = self._made(f"tl.where({x} > {low}, {x}, {low})", x.dtype)  # NaN gives the lowest
         inside = self._made(f"tl.where({above} < {high_}, {above}, {high_})", x.dtype)
-        form = "bw_round_f64" if x.dtype == f64 else "bw_round_small"
-        whole = self._made(f"{form}({inside}).to(tl.int32)", i32)
+        form = "bw_round_f64({}).to(tl.int32)" if x.dtype == f64 else "bw_whole_small({})"
+        whole = self._made(form.format(inside), i32)
         if offset is not None:
             whole = self._made(f"{whole} + {offset}", i32)
         return self._made(f"{whole}.to({triton_type(to)})", to)

@@ -118,7 +118,7 @@ class KernelSource:
             for part in (self.helpers.strip("\n"), head + textwrap.indent(body, "    "))
             if part
         )
-        return f"{library.HEADER}\n{library.needed(own)}\n\n{own}\n"
+        return f"{library.HEADER}\n{library.needed(own, native)}\n\n{own}\n"
 
     @cached_property
     def name(self) -> str:

@@ -29,8 +29,8 @@ computed tile in a variable.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from bitwright.backends.cpu.codegen.expression import Expression
 from bitwright.backends.cpu.lowering.region import Part, broadcast, collapse
@@ -49,6 +49,11 @@ class At:
     column: str
     row_mask: str = ""
     column_mask: str = ""
+    flat: At | None = None
+    """The same rows and columns as vectors [BM] and [BN]: what differs along one of them only is
+    loaded as a vector, which costs no exchange between threads."""
+    loads: Mapping[str, str] = field(default_factory=dict)
+    """The expressions that load some operands, by name, in place of pointers."""
 
     def mask(self, rows: bool = True, columns: bool = True) -> str:
         """The mask of an access that moves along rows, columns or both; "" for none."""
@@ -138,13 +143,17 @@ class Tiles:
         """The expression that loads a tile in its computed type. Repeated axes are loaded once."""
         rows, columns = self.moves(name)
         dtype = self.dtype(name)
+        if name in at.loads:
+            return loaded(at.loads[name], dtype)
         if not rows and not columns:
             return loaded(f"tl.load({name})", dtype)
+        shape = ""
+        if at.flat is not None and (not rows or (not columns and self.rank == 2)):
+            at, shape = at.flat, "[:, None]" if rows else "[None, :]"
         where, mask = f"{name} + {self.offset(name, at.row, at.column)}", at.mask(rows, columns)
         other = "0.0" if dtype.is_float else "0"
-        return loaded(
-            f"tl.load({where}, {mask}, other={other})" if mask else f"tl.load({where})", dtype
-        )
+        text = f"tl.load({where}, {mask}, other={other})" if mask else f"tl.load({where})"
+        return f"{loaded(text, dtype)}{shape}"
 
     def store(self, name: str, value: str, at: At) -> str:
         """The statement that stores a computed tile."""
@@ -249,10 +258,17 @@ class Tail(Head):
         head = Head.of(ctx, region, part, y.shape, order, prefix, {result: y})
         return cls(head.expression, head.tiles, head.operands, result)
 
-    def text(self, given: str, at: At, indent: int = 4) -> str:
-        """Statements that compute the epilogue of `given` (in its computed type) and store it."""
+    def text(
+        self, given: str, at: At, indent: int = 4, store: Callable[[str, str], str] | None = None
+    ) -> str:
+        """Statements that compute the epilogue of `given` (in its computed type) and store it, by
+        the statement `store(result, value)` if given."""
         lines, (value,) = self.lines([given], at)
-        return indented([*lines, self.tiles.store(self.result, value, at)], indent)
+        if store is None:
+            last = self.tiles.store(self.result, value, at)
+        else:
+            last = store(self.result, as_stored(value, self.tiles.dtype(self.result)))
+        return indented([*lines, last], indent)
 
 
 def require_part(ctx: GpuLowering, part: Part) -> None:

@@ -146,8 +146,11 @@ class Convolution:
 
     @property
     def place(self) -> At:
-        column = "column" if self.geometry.groups == 1 or self.is_depthwise else "(z * N + column)"
-        return At("row", column, "row < M", "column < N")
+        if self.is_depthwise:
+            return At("row", "column", "row < M", "column < N")
+        offset = "" if self.geometry.groups == 1 else "z * N + "
+        flat = At("rows.to(tl.int64)", f"({offset}columns)", "rows < M", "columns < N")
+        return At("row", f"({offset}column)", "row < M", "column < N", flat)
 
     def bias(self, value: Value | None) -> Finish:
         if value is None:

@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from bitwright.backends.gpu.codegen.source import KernelSource, Work
+from bitwright.backends.gpu.codegen.source import Descriptor, KernelSource, Work
 from bitwright.backends.gpu.kernels.matmul import product, tiles
 from bitwright.backends.gpu.kernels.matmul.product import Product
 from bitwright.backends.gpu.lowering.context import GpuLowering, NoKernelError
 from bitwright.backends.gpu.lowering.operands import At, Tail, Tiles
 from bitwright.ir.dim import Size
 from bitwright.ir.dim import product as multiplied
-from bitwright.ir.dtype import DType, u8
+from bitwright.ir.dtype import DType, bool_, u8
 from bitwright.ir.graph import Node
 from bitwright.lir.buffer import View
 
@@ -72,8 +72,11 @@ class Finish:
 
 def place(matrices: Matrices) -> At:
     """Where the tile of a body is in the result."""
-    row = "row" if matrices.is_single else "(z * M + row)"
-    return At(row, "column", "row < M", "column < N")
+    row, line = "row", "rows.to(tl.int64)"
+    if not matrices.is_single:
+        row, line = f"(z * M + {row})", f"(z * M + {line})"
+    flat = At(line, "columns", "rows < M", "columns < N")
+    return At(row, "column", "row < M", "column < N", flat)
 
 
 def launch_product(
@@ -110,8 +113,11 @@ def launch_product(
         parts = tiles.parts_of(ctx.machine, options[0], x.dtype, *shape)
     sizes = _sizes(spec, matrices) | dict(finish.values)
     given = {"x": x, "w": w}
-    at = place(matrices)
-    end = "\n".join(part for part in (finish.text, tail.text("acc", at, 0)) if part)
+    pieces = _tma_pieces(spec, tail) if tma and parts == 1 else {}
+    loads = {name: product.tma_load(name) for name in pieces if name != tail.result}
+    store = product.tma_store if tail.result in pieces else None
+    written = tail.text("acc", replace(place(matrices), loads=loads), 0, store)
+    end = "\n".join(part for part in (finish.text, written) if part)
     work = Work(_operations(spec, shape), _unit(x.dtype))
     if parts > 1:
         _launch_split(ctx, node, spec, given, sizes, tail, end, parts, finish, why)
@@ -132,7 +138,7 @@ def launch_product(
         tuple(tiles.config(tile, x.dtype, ctx.machine, tma, 0, weight) for tile in options),
         product.tma_grid(spec.columns) if tma else grid,
         contracts=may_contract(tail),
-        descriptors=product.tma_descriptors(spec) if tma else {},
+        descriptors=product.tma_descriptors(spec) | pieces if tma else {},
         work=work,
         helpers=product.HALVES,
         native_body=native,
@@ -213,11 +219,31 @@ def why_not_tma(ctx: GpuLowering, matrices: Matrices, finish: Finish) -> str:
     for name, view, row in (("x", matrices.x, -2), ("w", matrices.w, -1)):
         item = view.dtype.bits // 8
         stride, unit = view.strides[row], view.strides[-3 - row]
-        if unit != 1 or not isinstance(stride, int) or stride * item % TMA_BYTES or not stride:
+        if unit != 1 or not _is_aligned(stride, item) or not stride:
             return f"{name} has strides {list(view.strides)}"
-        if not isinstance(view.offset, int) or view.offset * item % TMA_BYTES:
+        if not _is_aligned(view.offset, item):
             return f"{name} starts at {view.offset}"
     return ""
+
+
+def _tma_pieces(spec: Product, tail: Tail) -> dict[str, Descriptor]:
+    """Descriptors of the result, and of operands of its shape, that TMA can move in pieces."""
+    tiles, found = tail.tiles, {}
+    shape = ("M", spec.columns if isinstance(spec.columns, int) else "N")
+    for name in (*tail.operands, tail.result) if tiles.rank == 2 else ():
+        view, dtype = tiles.views[name], tiles.dtype(name)
+        row, unit = view.strides
+        item = dtype.bits // 8
+        if dtype == bool_ or item not in (1, 2, 4) or unit != 1:
+            continue
+        if all(_is_aligned(size, item) for size in (row, view.offset)) and row:
+            assert isinstance(row, int)
+            found[name] = Descriptor(shape, (row, 1), ("BM", "PIECE"))
+    return found
+
+
+def _is_aligned(size: Size, item: int) -> bool:
+    return isinstance(size, int) and size * item % TMA_BYTES == 0
 
 
 def may_contract(tail: Tail) -> bool:

@@ -157,8 +157,21 @@ class Product:
 
 
 def tma_body(product: Product, tail: str) -> str:
-    """The persistent body. `x` and `w` are descriptors of [M, K] and [N, K]."""
+    """The body with descriptors: `x` and `w` of [M, K] and [N, K], perhaps those of the tail.
+
+    With PERSISTENT a program loops over tiles, so that the loads of the next tile run beside the
+    tail of this one; without it a program has one tile, and several of them share a
+    multiprocessor.
+    """
     step = product.step("x.load([row_tile * BM, k * BK])", "w.load([column_tile * BN, k * BK]).T")
+    one = f"""
+{ORDER.strip()}
+{product.zeros}
+for k in range(steps):
+{_in(step)}
+{PLACE.strip()}
+{in_pieces(tail)}
+"""
     return f"""
 {product.head}
 row_tiles = tl.cdiv(M, BM)
@@ -166,14 +179,27 @@ column_tiles = tl.cdiv(N, BN)
 steps = tl.cdiv(K, BK)
 tiles = row_tiles * column_tiles
 z = 0
-for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=FLATTEN):
-{_in(ORDER)}
-{_in(product.zeros)}
-    for k in range(steps):
-{_in(step, 8)}
-{_in(PLACE)}
-{_in(in_pieces(tail))}
+if PERSISTENT:
+    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=FLATTEN):
+{_in(one, 8)}
+else:
+    tile = tl.program_id(0)
+{_in(one)}
 """
+
+
+CORNER = "[row_tile * BM, column_tile * BN + piece * (BN // SUB)]"
+"""Where a piece of the tail is."""
+
+
+def tma_store(name: str, value: str) -> str:
+    """The statement of a tail that stores a piece through the descriptor of its result."""
+    return f"{name}.store({CORNER}, {value})"
+
+
+def tma_load(name: str) -> str:
+    """The expression of a tail that loads a piece of an operand of the result's shape."""
+    return f"{name}.load({CORNER})"
 
 
 def in_pieces(tail: str) -> str:
@@ -193,10 +219,11 @@ def tma_descriptors(product: Product) -> dict[str, Descriptor]:
 
 
 def tma_grid(columns: Size) -> Grid:
-    """At most PROGRAMS programs, which loop over tiles."""
+    """One program per tile, or PERSISTENT programs that loop over tiles."""
 
     def grid(size: Mapping[str, int]) -> Sequence[int]:
-        return (min(_tiles(size, columns), size["PROGRAMS"]),)
+        tiles = _tiles(size, columns)
+        return (min(tiles, size["PERSISTENT"]) if size["PERSISTENT"] else tiles,)
 
     return grid
 

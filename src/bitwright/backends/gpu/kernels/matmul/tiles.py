@@ -27,7 +27,9 @@ class Tile:
     warps: int
     stages: int
     per_processor: int = 1
-    """Programs of the persistent form per multiprocessor."""
+    """Programs that share a multiprocessor."""
+    persistent: bool = True
+    """Whether a program of the TMA form loops over tiles."""
     flatten: bool = True
     rate: float = 1.0
     """The share of the peak that the inner loop reaches, by estimate."""
@@ -122,8 +124,9 @@ def config(
     }
     if tma:
         constants |= {
-            "PROGRAMS": machine.multiprocessors * tile.per_processor,
+            "PERSISTENT": machine.multiprocessors * tile.per_processor * tile.persistent,
             "FLATTEN": int(tile.flatten),
+            "PIECE": tile.columns // constants["SUB"],
         }
     else:
         constants["PARTS"] = max(parts, 1)
