@@ -183,6 +183,7 @@ def test_operands_and_results_through_descriptors(persistent, element, monkeypat
     """Tiles reach over the edges of x, w, the residual and the result."""
     tile = tiles.Tile(64, 64, 64, 4, 3, persistent=persistent)
     monkeypatch.setattr(tiles, "candidates", lambda *_: [tile])
+    monkeypatch.setattr(tiles, "prefers_tma", lambda *_: True)
     rows, depth, columns = 150, 96, 80
     kind = str(dtype(np.dtype(element)))
     b = bw.Builder("layer")

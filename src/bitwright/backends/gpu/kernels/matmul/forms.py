@@ -102,12 +102,15 @@ def launch_product(
         batch,
         finish.row_sums,
         finish.column_sums,
+        tiles.sums_alone(x.dtype, matrices.depth),
     )
-    tma = not batch and why_not_tma(ctx, matrices, finish) == ""
     shape = matrices.rows, matrices.columns, matrices.depth
     count = multiplied(matrices.batch)
     rows = shape[0] * count if isinstance(count, int) else shape[0]
-    options = tiles.candidates(ctx.machine, x.dtype, rows, *shape[1:], tma)
+    weight = tail_weight(tail) + (x.dtype == u8)
+    tma = not batch and why_not_tma(ctx, matrices, finish) == ""
+    tma = tma and tiles.prefers_tma(ctx.machine, x.dtype, *shape, weight)
+    options = tiles.candidates(ctx.machine, x.dtype, rows, *shape[1:], tma, weight)
     parts = 1
     if not batch and not (finish.row_sums or finish.column_sums):
         parts = tiles.parts_of(ctx.machine, options[0], x.dtype, *shape)
@@ -127,7 +130,7 @@ def launch_product(
     views = {**given, **finish.views, **tail.views}
     sizes |= tail.values
     grid = product.pipelined_grid(spec.columns, MANY_MATRICES if batch else "")
-    weight = tail_weight(tail) + (x.dtype == u8)
+    item = max(tail.tiles.dtype(tail.result).bits // 8, 1)
     form = product.tma_body if tma else product.pipelined_body
     twin, native = bodies(spec, lambda one: form(one, end))
     source = KernelSource(
@@ -135,7 +138,7 @@ def launch_product(
         twin,
         {name: view.dtype for name, view in views.items()},
         tuple(sizes),
-        tuple(tiles.config(tile, x.dtype, ctx.machine, tma, 0, weight) for tile in options),
+        tuple(tiles.config(tile, x.dtype, ctx.machine, tma, 0, weight, item) for tile in options),
         product.tma_grid(spec.columns) if tma else grid,
         contracts=may_contract(tail),
         descriptors=product.tma_descriptors(spec) | pieces if tma else {},

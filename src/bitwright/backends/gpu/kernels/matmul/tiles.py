@@ -1,8 +1,13 @@
 """Tiles of matrix products: candidates by form and element type, the best by estimate first.
 
-The tables hold what compiles without spills for capability 9.0 and 8.0
-(`benchmarks/gpu_static.py --all` compiles them). The estimate orders them for a shape;
-tuning measures them.
+A tile's estimate has the terms of a fit to times on an H200 with operands in device memory (10
+sizes from 4096x768x768 to 4096x4096x4096, bf16 and int8, error at most 25%):
+
+    start + tiles per multiprocessor * (steps * step + tail + function + operand)
+
+All forms move and multiply bytes, so one table serves 16-bit and 8-bit operands. The estimate
+orders the tiles for a shape; tuning measures the first `CANDIDATES`, among which was the fastest
+of 25 for each of the sizes.
 """
 
 from __future__ import annotations
@@ -16,6 +21,12 @@ from bitwright.ir.dtype import DType, f8e4m3fn, f8e5m2, f32, f64
 
 UNKNOWN_ROWS = 4096
 """What a symbolic number of rows counts as."""
+FEW_ROWS = 64
+"""The other number of rows that candidates for a symbolic number are chosen for."""
+CANDIDATES = 6
+F8_SHORT_SUM = 1024
+"""Products of float8 over at most so many terms are summed by the tensor cores alone; see
+`product`."""
 
 
 @dataclass(frozen=True)
@@ -28,105 +39,186 @@ class Tile:
     stages: int
     per_processor: int = 1
     """Programs that share a multiprocessor."""
-    persistent: bool = True
+    persistent: bool = False
     """Whether a program of the TMA form loops over tiles."""
-    flatten: bool = True
-    rate: float = 1.0
-    """The share of the peak that the inner loop reaches, by estimate."""
+    start: float = 2.0
+    """Microseconds: what is not proportional to the tiles."""
+    step: float = 0.3
+    """Per step of `depth` bytes along K."""
+    tail: float = 1.0
+    """Per tile: the first loads, scales, the store."""
+    function: float = 0.4
+    """Per tile: an activation function."""
+    operand: float = 0.2
+    """Per tile: an operand of the result's shape."""
 
 
 TMA = (
-    Tile(128, 256, 128, 8, 3, rate=1.0),
-    Tile(128, 256, 128, 8, 4, rate=0.99),
-    Tile(128, 128, 128, 8, 4, rate=0.9),
-    Tile(128, 128, 64, 4, 4, 2, rate=0.89),
-    Tile(128, 128, 128, 4, 4, rate=0.85),
-    Tile(256, 128, 128, 8, 3, rate=0.95),
-    Tile(64, 256, 128, 4, 3, rate=0.8),
-    Tile(64, 128, 128, 4, 4, 2, rate=0.7),
-    Tile(64, 64, 128, 4, 4, 2, rate=0.5),
-    Tile(64, 32, 128, 4, 5, 2, rate=0.3),
-    Tile(64, 16, 128, 4, 6, 2, rate=0.18),
+    Tile(128, 256, 128, 8, 3, 1, True, 4.22, 0.68, 1.83, 2.32, 2.08),
+    Tile(128, 128, 128, 4, 3, 2, True, 4.67, 0.302, 0.785, 1.25, 0.125),
+    Tile(128, 128, 128, 4, 3, 2, False, 1.49, 0.302, 1.98, 0.53, 0.09),
+    Tile(128, 128, 128, 8, 3, 2, False, 0.33, 0.342, 2.39, 0.0, 0.21),
+    Tile(128, 128, 64, 4, 4, 2, False, 2.48, 0.186, 1.17, 0.58, 0.26),
+    Tile(128, 128, 128, 4, 2, 3, False, 6.12, 0.416, 0.25, 0.53, 0.32),
+    Tile(64, 128, 128, 4, 3, 3, False, 1.69, 0.202, 0.717, 0.37, 0.21),
+    Tile(128, 64, 128, 4, 3, 3, False, 2.33, 0.217, 0.6, 0.32, 0.06),
+    Tile(64, 64, 128, 4, 4, 3, False, 2.43, 0.16, 0.4, 0.2, 0.1),
+    Tile(64, 32, 128, 4, 6, 3, False, 2.39, 0.13, 0.3, 0.1, 0.1),
+    Tile(64, 16, 128, 4, 6, 3, False, 1.72, 0.12, 0.25, 0.1, 0.1),
 )
-TMA_F8 = (
-    Tile(128, 128, 128, 8, 4, rate=0.95),
-    Tile(128, 128, 128, 8, 3, rate=0.94),
-    Tile(64, 256, 128, 8, 3, rate=0.9),
-    Tile(64, 128, 128, 4, 4, 2, rate=0.75),
-    Tile(64, 64, 128, 4, 4, 2, rate=0.5),
-    Tile(64, 32, 128, 4, 5, 2, rate=0.3),
-    Tile(64, 16, 128, 4, 6, 2, rate=0.18),
+TMA_F8_LONG = (
+    Tile(128, 128, 128, 4, 3, 2, True, 2.75, 0.42, 0.94, 1.41, 0.13),
+    Tile(128, 128, 128, 4, 3, 2, False, 0.13, 0.402, 2.33, 0.82, 0.09),
+    Tile(64, 128, 128, 4, 3, 3, False, 1.28, 0.221, 0.79, 0.39, 0.21),
+    Tile(128, 64, 128, 4, 3, 3, False, 1.47, 0.249, 0.77, 0.3, 0.06),
+    Tile(128, 128, 256, 8, 3, 1, True, 2.72, 0.905, 1.28, 1.11, 0.13),
+    *(tile for tile in TMA if tile.rows * tile.columns <= 64 * 64),
 )
+"""For sums of float8 products that are added in f32 every 128 terms."""
 PIPELINED = (
-    Tile(128, 256, 128, 8, 3, rate=0.8),
-    Tile(128, 128, 128, 8, 3, rate=0.75),
-    Tile(128, 128, 64, 4, 4, rate=0.75),
-    Tile(64, 128, 128, 4, 3, rate=0.6),
-    Tile(64, 64, 128, 4, 4, rate=0.45),
-    Tile(32, 64, 128, 4, 4, rate=0.25),
-    Tile(16, 64, 128, 4, 5, rate=0.13),
-    Tile(16, 32, 256, 4, 4, rate=0.08),
+    Tile(128, 256, 128, 8, 3, 1, False, 3.0, 0.76, 4.2, 1.0, 2.0),
+    Tile(128, 128, 128, 8, 3, 1, False, 2.97, 0.38, 2.11, 0.5, 0.5),
+    Tile(128, 128, 64, 4, 4, 2, False, 1.18, 0.192, 2.05, 0.52, 1.43),
+    Tile(64, 128, 128, 4, 3, 2, False, 0.89, 0.228, 0.9, 0.35, 0.3),
+    Tile(64, 64, 128, 4, 4, 2, False, 1.3, 0.17, 0.5, 0.2, 0.2),
+    Tile(64, 32, 128, 4, 5, 2, False, 1.35, 0.193, 0.2, 0.1, 0.1),
+    Tile(32, 64, 128, 4, 4, 2, False, 1.19, 0.305, 0.2, 0.1, 0.1),
+    Tile(64, 16, 128, 4, 5, 2, False, 1.04, 0.166, 0.2, 0.1, 0.1),
+    Tile(32, 32, 128, 4, 5, 2, False, 0.93, 0.192, 0.2, 0.1, 0.1),
+    Tile(16, 64, 128, 4, 5, 2, False, 0.9, 0.202, 0.2, 0.1, 0.1),
+    Tile(16, 32, 256, 4, 4, 2, False, 1.47, 0.208, 0.2, 0.1, 0.1),
 )
-PIPELINED_F8 = tuple(tile for tile in PIPELINED if tile.rows * tile.columns < 128 * 256)
 WIDE = (
-    Tile(64, 64, 128, 4, 3, rate=0.5),
-    Tile(128, 64, 64, 8, 3, rate=0.6),
-    Tile(32, 32, 128, 4, 3, rate=0.3),
-    Tile(16, 32, 128, 4, 3, rate=0.15),
+    Tile(64, 64, 128, 4, 3, step=1.2, tail=0.5),
+    Tile(128, 64, 64, 8, 3, step=1.0, tail=1.0),
+    Tile(32, 32, 128, 4, 3, step=0.5, tail=0.2),
+    Tile(16, 32, 128, 4, 3, step=0.4, tail=0.15),
 )
 """For f32 and f64, which have no tensor-core form of full precision (f64 has a slow one)."""
-PRODUCTS_PER_CLOCK = 4096.0
-"""Of bytes, per multiprocessor of capability 9.0; 16-bit products count double."""
-BYTES_PER_CLOCK = 64.0
-"""From the L2 cache to one multiprocessor."""
-LEAST_STEP = 120.0
-TAIL_CLOCKS = 0.12
-"""Of one element in an epilogue and its store."""
 
 
 def candidates(
-    machine: Machine, x: DType, rows: Size, columns: Size, depth: Size, tma: bool
+    machine: Machine,
+    x: DType,
+    rows: Size,
+    columns: Size,
+    depth: Size,
+    tma: bool,
+    weight: int = 0,
 ) -> list[Tile]:
     """Tiles that fit the device, those with the least estimated time first."""
-    f8 = x in (f8e4m3fn, f8e5m2)
-    table = WIDE if x in (f32, f64) else PIPELINED_F8 if f8 else PIPELINED
-    if tma:
-        table = TMA_F8 if f8 else TMA
+    table = _table(x, depth, tma)
     fitting = [tile for tile in table if _shared_bytes(tile) <= machine.shared_bytes]
+    n, k = (_known(size) for size in (columns, depth))
+
+    def best(m: int, count: int) -> list[Tile]:
+        def cost(tile: Tile) -> float:
+            return estimate(machine, tile, x, m, n, k, weight)
+
+        return sorted(fitting or table[-1:], key=cost)[:count]
+
+    if isinstance(rows, int):
+        return best(rows, CANDIDATES)
+    many = best(UNKNOWN_ROWS, CANDIDATES)
+    return many + [tile for tile in best(FEW_ROWS, CANDIDATES // 2) if tile not in many]
+
+
+def prefers_tma(
+    machine: Machine, x: DType, rows: Size, columns: Size, depth: Size, weight: int
+) -> bool:
+    """Whether the TMA form is expected to be the faster one; small products are not."""
     m, n, k = (_known(size) for size in (rows, columns, depth))
-    return sorted(fitting or table[-1:], key=lambda tile: _cost(machine, tile, m, n, k, x))
+    times = [
+        min(estimate(machine, tile, x, m, n, k, weight) for tile in _table(x, depth, tma))
+        for tma in (True, False)
+    ]
+    return times[0] < 1.05 * times[1]
 
 
-def pieces_of(tile: Tile, weight: int) -> int:
-    """On how many column ranges of a tile a tail of this weight runs, so that nothing spills.
+def estimate(
+    machine: Machine, tile: Tile, x: DType, rows: int, columns: int, depth: int, weight: int
+) -> float:
+    """The expected microseconds of a product; `weight` is that of its tail."""
+    tiles = cdiv(max(rows, 1), tile.rows) * cdiv(max(columns, 1), tile.columns)
+    share = tile.per_processor if tile.persistent else 1
+    count = cdiv(tiles, machine.multiprocessors * share) * share
+    steps = cdiv(max(depth, 1) * max(x.bits // 8, 1), tile.depth)
+    extra = (0.0, tile.function, tile.operand)[min(weight, 2)]
+    return tile.start + count * (steps * tile.step + tile.tail + extra)
 
-    Read off the compiler's reports: with 128 sums per thread, activation functions need two ranges,
-    and operands of the result's shape four.
+
+def sums_alone(x: DType, depth: Size) -> bool:
+    """Whether the tensor cores sum float8 products of this length without help."""
+    return is_f8(x) and isinstance(depth, int) and depth <= F8_SHORT_SUM
+
+
+def is_f8(x: DType) -> bool:
+    return x in (f8e4m3fn, f8e5m2)
+
+
+def _table(x: DType, depth: Size, tma: bool) -> tuple[Tile, ...]:
+    if x in (f32, f64):
+        return WIDE
+    is_long = is_f8(x) and not sums_alone(x, depth)
+    if tma:
+        return TMA_F8_LONG if is_long else TMA
+    if is_long:  # two accumulators per sum
+        return tuple(t for t in PIPELINED if t.rows * t.columns < 128 * 256 and t.depth >= 128)
+    return PIPELINED
+
+
+def pieces_of(
+    tile: Tile, weight: int, tma: bool = False, item: int = 4, shared: int = 227 << 10
+) -> int:
+    """On how many column ranges of a tile a tail runs, so that nothing spills and so that what it
+    keeps in shared memory fits; `item` is the size of a result's element.
+
+    Read off the compiler's reports: with 128 sums per thread, functions need two ranges and
+    operands of the result's shape, read through pointers, four. A TMA form with one tile per
+    program reuses the memory of its operands for the tail, and has registers for all of it unless
+    three programs share them.
     """
     per_thread = tile.rows * tile.columns // (32 * tile.warps)
-    pieces = (1, 2, 4)[min(weight, 2)] if per_thread >= 128 else 1
-    if 64 <= per_thread < 128 and weight > 1:
+    pieces = 1
+    if not tma and per_thread >= 128:
+        pieces = (1, 2, 4)[min(weight, 2)]
+    elif not tma and per_thread >= 64 and weight > 1:
         pieces = 2
-    return min(pieces, max(tile.columns // 16, 1))
+    elif per_thread >= 128 and weight and (tile.persistent or tile.per_processor > 2):
+        pieces = 2
+    most = max(min(tile.columns // 16, 4), 1)
+    pieces = min(pieces, most)
+    if not tma:
+        return pieces
+    room = (shared + 1024) // tile.per_processor - 2048
+    while pieces < most and _tail_bytes(tile, pieces, weight, item) > room:
+        pieces *= 2
+    return pieces
 
 
 def config(
-    tile: Tile, x: DType, machine: Machine, tma: bool, parts: int = 0, weight: int = 0
+    tile: Tile,
+    x: DType,
+    machine: Machine,
+    tma: bool,
+    parts: int = 0,
+    weight: int = 0,
+    item: int = 4,
 ) -> Config:
     """The constants of a tile; `weight` is that of the tail (`pieces_of`)."""
-    item = max(x.bits // 8, 1)
+    pieces = pieces_of(tile, weight, tma, item, machine.shared_bytes)
     constants = {
         "BM": tile.rows,
         "BN": tile.columns,
-        "BK": max(tile.depth // item, 16),
+        "BK": max(tile.depth // max(x.bits // 8, 1), 16),
         "GROUP": 8,
-        "SUB": pieces_of(tile, weight),
+        "SUB": pieces,
     }
     if tma:
+        programs = machine.multiprocessors * tile.per_processor
         constants |= {
-            "PERSISTENT": machine.multiprocessors * tile.per_processor * tile.persistent,
-            "FLATTEN": int(tile.flatten),
-            "PIECE": tile.columns // constants["SUB"],
+            "PERSISTENT": programs if tile.persistent else 0,
+            "PIECE": tile.columns // pieces,
         }
     else:
         constants["PARTS"] = max(parts, 1)
@@ -151,27 +243,14 @@ def parts_of(machine: Machine, tile: Tile, x: DType, rows: Size, columns: Size, 
     return max(min(machine.multiprocessors // tiles, steps // 4, 16), 1)
 
 
-def _cost(machine: Machine, tile: Tile, m: int, n: int, k: int, x: DType) -> float:
-    """The estimated clocks: waves of tiles times those of one tile.
-
-    A step moves a tile's operands through the L2 cache and multiplies them; the tail computes and
-    stores. Two programs per multiprocessor overlap the steps of one with the tail of the other.
-    """
-    tiles = cdiv(max(m, 1), tile.rows) * cdiv(max(n, 1), tile.columns)
-    area, item = tile.rows * tile.columns, max(x.bits // 8, 1)
-    product = area * tile.depth / PRODUCTS_PER_CLOCK / tile.rate
-    moved = (tile.rows + tile.columns) * tile.depth / BYTES_PER_CLOCK
-    steps = cdiv(max(k, 1) * item, tile.depth) * max(product, moved, LEAST_STEP)
-    tail = area * TAIL_CLOCKS
-    if tile.per_processor == 1:
-        return cdiv(tiles, machine.multiprocessors) * (steps + tail)
-    waves = cdiv(tiles, machine.multiprocessors * tile.per_processor)
-    overlapped = max(steps, tail) * tile.per_processor + min(steps, tail)
-    return waves * overlapped if tiles > machine.multiprocessors else steps + tail
-
-
 def _shared_bytes(tile: Tile) -> int:
     return tile.stages * (tile.rows + tile.columns) * tile.depth
+
+
+def _tail_bytes(tile: Tile, pieces: int, weight: int, item: int) -> int:
+    """The shared memory of a TMA form whose tail moves pieces through it."""
+    own = (2 if weight > 1 else 1) * tile.rows * (tile.columns // pieces) * item
+    return _shared_bytes(tile) + own if tile.persistent else max(_shared_bytes(tile), own)
 
 
 def _known(size: Size) -> int:
