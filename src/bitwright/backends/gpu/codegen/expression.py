@@ -30,7 +30,9 @@ def render(
         Term(name, widened(dtype)) for name, dtype in zip(inputs, expression.inputs, strict=True)
     ]
     short = short_steps(expression)
-    for number, (step, is_short) in enumerate(zip(expression.steps, short, strict=True), len(known)):
+    for number, (step, is_short) in enumerate(
+        zip(expression.steps, short, strict=True), len(known)
+    ):
         known.append(_render_step(lines, step, known, number in expression.outputs, is_short))
     return lines.lines, [known[number] for number in expression.outputs]
 

@@ -179,12 +179,11 @@ def pieces_of(
     three programs share them.
     """
     per_thread = tile.rows * tile.columns // (32 * tile.warps)
-    pieces = 1
-    if not tma and per_thread >= 128:
-        pieces = (1, 2, 4)[min(weight, 2)]
-    elif not tma and per_thread >= 64 and weight > 1:
-        pieces = 2
-    elif per_thread >= 128 and weight and (tile.persistent or tile.per_processor > 2):
+    pieces, shares = 1, tile.persistent or tile.per_processor > 2
+    if not tma:
+        many = (1, 2, 4) if per_thread >= 128 else (1, 1, 2) if per_thread >= 64 else (1, 1, 1)
+        pieces = many[min(weight, 2)]
+    elif per_thread >= 128 and weight and shares:
         pieces = 2
     most = max(min(tile.columns // 16, 4), 1)
     pieces = min(pieces, most)
