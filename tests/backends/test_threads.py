@@ -101,6 +101,20 @@ def test_a_caller_without_workers_runs_all_parts(relay, threads):
         work.check(runs)
 
 
+@pytest.mark.parametrize("excluded", [(1,), (2,), (1, 2)])
+def test_the_others_run_the_parts_of_excluded_workers(relay, excluded):
+    pool, work = Pool(3), Relay(relay, 3)
+    work.run(pool)
+    workers = pool._workers
+    for number in excluded:
+        workers.words[(shared.EXCLUDED + number * shared.LINE) // 8] = 1
+    workers.words[shared.ACTIVE // 8] = 2 - len(excluded)
+    for _ in range(3):
+        work.run(pool)
+    work.check(4)
+    pool.close()
+
+
 def test_one_thread_runs_small_phases(relay):
     """The kernel is called once, as thread 0 of 1, by any thread."""
     pool, work = Pool(3), Relay(relay, 3, count=50)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bitwright.errors import BitwrightError
-from bitwright.ops.quant.block_formats import FORMATS, format_named, quantize_runs
+from bitwright.ops.quant.block_formats import FORMATS, LEVEL, format_named, quantize_runs
 
 SEED = 3
 
@@ -36,8 +36,19 @@ def test_an_unknown_format_lists_the_known_ones():
 def test_activations_are_quantized_per_32_elements():
     x = np.random.default_rng(SEED).standard_normal((3, 96)).astype(np.float32)
     x[1, 32:64], x[2, 5] = 0, np.inf
-    q, scale = quantize_runs(x)
-    assert q.shape == (3, 3, 32) and scale.shape == (3, 3)
+    q, rest, scale = quantize_runs(x)
+    assert q.shape == rest.shape == (3, 3, 32) and scale.shape == (3, 3)
     error = np.abs(q * scale[..., None] - x.reshape(3, 3, 32))
     assert (error[:2] <= 0.5001 * scale[:2, :, None]).all()
-    assert np.isnan(scale[2, 0]) and not q[1, 1].any()
+    assert np.isnan(scale[2, 0]) and not q[1, 1].any() and not rest.any()
+
+
+def test_runs_with_outliers_have_a_second_level():
+    x = np.random.default_rng(SEED).standard_normal((2, 320)).astype(np.float32)
+    x[0, 40] = 200
+    q, rest, scale = quantize_runs(x)
+    assert rest[0, 1].any() and not rest[0, [0, *range(2, 10)]].any() and not rest[1].any()
+    errors = np.abs((q + rest / LEVEL) * scale[..., None] - x.reshape(2, 10, 32))
+    assert errors[0, 1].max() < 0.51 * scale[0, 1] / LEVEL * 2
+    assert quantize_runs(x, 0.0)[1].any(axis=2).all()
+    assert not quantize_runs(x, np.inf)[1].any()

@@ -125,7 +125,8 @@ class DecoderLayers:
     def logits(self, x: Value) -> Value:
         b, c, w = self.b, self.config, self.weights
         head = "output" if "output.weight" in w else "token_embd"
-        y = w.linear(self.normed(x), head, c.vocab, c.width)
+        # no later layer hides the error of the head
+        y = w.linear(self.normed(x), head, c.vocab, c.width, outlier=0.0)
         if c.logit_scale != 1:
             y = b.mul(y, np.float32(c.logit_scale))
         return self.capped(y, c.final_softcap)

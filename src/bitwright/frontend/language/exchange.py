@@ -28,7 +28,7 @@ from bitwright.ir.dtype import DTYPES, f32
 from bitwright.ir.graph import Value
 from bitwright.ir.types import TensorType
 from bitwright.ops.core.builder import Builder
-from bitwright.ops.quant.block_formats import format_named
+from bitwright.ops.quant.block_formats import OUTLIER, format_named
 
 Array = np.ndarray[Any, Any]
 
@@ -76,7 +76,9 @@ class PlainWeights(Weights):
         super().__init__(b, tensors, where, exact=True)
         self._runs: dict[str, Runs] = {}
 
-    def linear(self, x: Value, name: str, outputs: int, inputs: int) -> Value:
+    def linear(
+        self, x: Value, name: str, outputs: int, inputs: int, outlier: float = OUTLIER
+    ) -> Value:
         b, weight = self.b, f"{name}.weight"
         tensor = self.matrix(weight, outputs, inputs)
         bias = self.vector(f"{name}.bias", outputs) if f"{name}.bias" in self else None

@@ -15,7 +15,7 @@ from bitwright.errors import ImportModelError, UnsupportedError
 from bitwright.frontend.language.stored import StoredTensor
 from bitwright.ir.graph import Value
 from bitwright.ops.core.builder import Builder
-from bitwright.ops.quant.block_formats import FORMATS, format_named
+from bitwright.ops.quant.block_formats import FORMATS, OUTLIER, format_named
 
 Array = np.ndarray[Any, Any]
 
@@ -58,12 +58,15 @@ class Weights:
         require_format(tensor, self.where)
         return self._parameter(name, lambda: row_bytes(tensor)), tensor.format
 
-    def linear(self, x: Value, name: str, outputs: int, inputs: int) -> Value:
+    def linear(
+        self, x: Value, name: str, outputs: int, inputs: int, outlier: float = OUTLIER
+    ) -> Value:
         """x[n, inputs] times the matrix [outputs, inputs], plus its bias if there is one."""
         blocks, kind = self.blocks(f"{name}.weight", outputs, inputs)
         self.inputs[f"{name}.weight"] = x
         bias = self.vector(f"{name}.bias", outputs) if f"{name}.bias" in self else None
-        y: Value = self.b.block_matmul(x, blocks, bias, format=kind, exact=self.exact)
+        attrs = {"format": kind, "exact": self.exact, "outlier": outlier}
+        y: Value = self.b.block_matmul(x, blocks, bias, **attrs)
         return y
 
     def rows(self, tokens: Value, name: str, count: int, width: int) -> Value:

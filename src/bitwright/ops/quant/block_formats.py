@@ -291,18 +291,32 @@ def dequantize(blocks: Array, name: str) -> Array:
 
 TINY = np.float32(2.0**-119)
 """127 / peak overflows f32 for smaller peaks."""
+OUTLIER = 10.0
+"""Runs whose peak is beyond this multiple of their row's root mean square get a second level.
+
+A few channels of most models are this large. In SmolLM2-135M these are 3% of the runs; they cause
+60% of the error of all products in front of the head."""
+LEVEL = 256
+"""The scale of the first level over that of the second one."""
 
 
-def quantize_runs(x: Array) -> tuple[Array, Array]:
-    """Activations quantized per run of 32: f32[..., K] to i8[..., K / 32, 32] and f32 scales.
+def quantize_runs(x: Array, outlier: float = OUTLIER) -> tuple[Array, Array, Array]:
+    """Activations f32[..., K] per run of 32: two levels i8[..., K / 32, 32], and f32 scales.
 
-    q = rint(x 127 / peak), scale = peak / 127; a run that is not finite has a scale of NaN.
+    q = rint(x 127 / peak), scale = peak / 127; a run that is not finite has a scale of NaN. The
+    second level holds what rounding removed, in units of scale / 256, of runs with outliers; it is
+    0 elsewhere.
     """
-    runs = np.asarray(x, np.float32).reshape(*x.shape[:-1], x.shape[-1] // RUN, RUN)
+    rows = np.asarray(x, np.float32)
+    runs = rows.reshape(*x.shape[:-1], x.shape[-1] // RUN, RUN)
     peak = np.abs(runs).max(axis=-1, keepdims=True, initial=0)
     with np.errstate(all="ignore"):
         finite = np.isfinite(peak)
         inverse = np.where(finite & (peak >= TINY), np.float32(127) / peak, np.float32(0))
         scale = np.where(finite, peak / np.float32(127), np.float32(np.nan))
-        q = np.rint(np.where(np.isfinite(runs), runs, 0) * inverse)
-    return q.astype(np.int8), scale[..., 0]
+        exact = np.where(np.isfinite(runs), runs, 0) * inverse
+        q = np.rint(exact)
+        square = np.float32(outlier) * np.float32(outlier) * np.square(rows).mean(axis=-1)
+        is_large = peak * peak > square[..., None, None]
+        rest = np.clip(np.rint((exact - q) * LEVEL), -127, 127) * is_large
+    return q.astype(np.int8), rest.astype(np.int8), scale[..., 0]

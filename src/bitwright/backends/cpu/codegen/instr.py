@@ -211,6 +211,14 @@ _SHUFFLE_256 = Instr(
     "vpshufb",
     lambda table, places: _shuffled(table, places),
 )
+_SIGN_256 = Instr(
+    "llvm.x86.avx2.psign.b",
+    ("avx2",),
+    i8.vector(32),
+    (i8.vector(32), i8.vector(32)),
+    "vpsignb",
+    lambda a, b: (a.astype(np.int64) * np.sign(b)).astype(np.int8),
+)
 _NEON_DOTS = [
     _neon("sdot", ("dotprod",), _dot4),
     _neon("udot", ("dotprod",), _u8u8),
@@ -219,7 +227,8 @@ _NEON_DOTS = [
 
 ALL = (
     *_VNNI_512, *_VNNI_256, *_AVX_VNNI, *_MADD_512, *_MADD_256, _MADD_128, *_PACKS_512, *_PACKS_256,
-    *_PACKS_128, _BF16_512, _LOOKUP_512, _PICK_512, _SHUFFLE_256, *_NEON_DOTS,
+    *_PACKS_128, _BF16_512, _LOOKUP_512, _PICK_512, _SHUFFLE_256, _SIGN_256,
+    *_NEON_DOTS,
 )  # fmt: skip
 
 
@@ -279,3 +288,8 @@ def pick_bytes(target: Target) -> Instr | None:
 def shuffle_bytes(target: Target) -> Instr | None:
     """Byte lookup within each 16 bytes by the lower four bits; 0 where the top bit is set."""
     return _first(target, _SHUFFLE_256)
+
+
+def with_signs(target: Target) -> Instr | None:
+    """Bytes of a times the signs of b."""
+    return _first(target, _SIGN_256)

@@ -128,7 +128,10 @@ def _emit_steal_or_wait(
         with f.if_(f.eq(f.atomic_load(i64, word), generation)):
             with f.loop(0, parts) as loop, f.if_(f.call(claim, shared, loop.index, generation)):
                 f.call(perform, shared, loop.index, parts, generation)
-            f.call(await_, shared, word, generation, field(f, shared, block.SPINS, i64))
+            f.call(spin, word, generation, field(f, shared, block.SPINS, i64))
+            with f.if_(f.eq(f.atomic_load(i64, word), generation)):
+                f.atomic_add(f.offset(shared, block.SLEEPS), f.const(i64, 1), "monotonic")
+                f.call(await_, shared, word, generation, f.const(i64, 1))
     return f
 
 
@@ -166,12 +169,15 @@ def _emit_work(module: Module, await_: Function, processor: Function, take_part:
             current = f.atomic_load(i64, word)
             goes_on = f.eq(field(f, shared, block.STOP, i64), 0)
             with f.if_(goes_on):
-                here, caller = f.call(processor, shared), field(f, shared, block.CALLER, i64)
-                with f.if_(f.and_(f.ge(here, 0), f.eq(here, caller))):
-                    collided = f.offset(shared, block.COLLIDED)
-                    f.atomic_store(f.const(i64, 1), collided, "monotonic")
-                f.call(take_part, shared, thread)
-                turns = field(f, shared, block.IDLE_SPINS, i64)
+                excluded = f.offset(shared, block.EXCLUDED + thread * block.LINE)
+                takes_part = f.eq(f.load(i64, excluded), 0)
+                with f.if_(takes_part):
+                    here, caller = f.call(processor, shared), field(f, shared, block.CALLER, i64)
+                    with f.if_(f.and_(f.ge(here, 0), f.eq(here, caller))):
+                        collided = f.offset(shared, block.COLLIDED)
+                        f.atomic_store(f.const(i64, 1), collided, "monotonic")
+                    f.call(take_part, shared, thread)
+                turns = f.select(takes_part, field(f, shared, block.IDLE_SPINS, i64), 1)
                 f.call(await_, shared, word, current, turns)
             loop.next(again=goes_on)
 
@@ -199,7 +205,8 @@ def _emit_start(
         f.atomic_store(closed + f.call(state, shared, 0), generation)
         word = f.offset(shared, block.ROUND)
         f.atomic_add(word, f.const(i64, 1))
-        f.call(wake, shared, word)
+        with f.if_(f.ne(field(f, shared, block.ACTIVE, i64), 0)):
+            f.call(wake, shared, word)
         f.call(take_part, shared, 0)
         collided = f.offset(shared, block.COLLIDED)
         has_collided = f.ne(f.atomic_load(i64, collided), 0)

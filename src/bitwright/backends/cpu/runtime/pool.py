@@ -7,6 +7,8 @@ A worker is a Python thread inside one emitted function, with the GIL released. 
 runs and uses no processor time; a run wakes each worker once. On systems without futex, workers
 wait on Python semaphores between runs.
 
+Workers whose processor is busy with something else take no part for a while (`contention`).
+
 A pool serializes its runs. A run cannot be interrupted: Ctrl-C takes effect after it. A forked
 child starts its own workers.
 """
@@ -25,6 +27,7 @@ import numpy as np
 
 from bitwright import system
 from bitwright.backends.cpu.runtime import shared_block as shared
+from bitwright.backends.cpu.runtime.contention import Contention
 from bitwright.backends.cpu.runtime.native import runtime
 from bitwright.errors import RunError
 
@@ -104,6 +107,8 @@ class _Workers:
         ]
         for thread in self.threads:
             thread.start()
+        workers = [thread.native_id for thread in self.threads]
+        self.contention = Contention(words, workers)
 
     def _loop(self, number: int) -> None:
         if self.parks_natively:
@@ -120,6 +125,8 @@ class _Workers:
             for signal in self.signals:
                 signal.release()
         shared_processor = self._start(self.address, steps, count)
+        if self.parks_natively:
+            self.contention.after_run()
         if shared_processor >= 0:
             numbers = [thread.native_id for thread in self.threads]
             system.exclude_processor([n for n in numbers if n is not None], shared_processor)

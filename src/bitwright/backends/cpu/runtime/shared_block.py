@@ -18,6 +18,7 @@ ROUND = LINE  # runs started so far; idle workers wait on it
 SLEEPERS = 8  # relative to a word, i32: threads that sleep on it
 DONE = 2 * LINE  # finished parts of the phase
 COLLIDED = DONE + 8  # whether a worker ran on the caller's processor
+SLEEPS = DONE + 16  # how often a thread slept at a barrier
 STEPS, COUNT, CURSOR, CALLER = (3 * LINE + 8 * n for n in range(4))  # the run
 # constants: number of threads, stop flag, spin iterations at a barrier, between runs and before
 # claiming parts of others, functions to sleep and to yield
@@ -25,7 +26,9 @@ THREADS, STOP, SPINS, IDLE_SPINS, STEAL_SPINS, SYSCALL, FUTEX, YIELD = (
     4 * LINE + 8 * n for n in range(8)
 )
 PROCESSOR = 5 * LINE  # a function that returns the current processor
+ACTIVE = PROCESSOR + 8  # workers that are not excluded
 CLAIMS = 6 * LINE  # one line per part: the generation of its last claim
+EXCLUDED = CLAIMS + 8  # in the line of each thread: whether it takes no part in runs
 
 BARRIER_AFTER, ALONE = 1, 2
 """Flags of a step: a barrier follows; one thread runs its phase."""

@@ -7,6 +7,7 @@ is broadcast to all columns. All forms are exact.
 
     vpdpbusd              one instruction per group
     vpmaddubsw, vpmaddwd  pairs in 16 bits, which cannot overflow: values are small enough
+    vpsignb, vpmaddubsw   the same for values around 128: signs move to the activations
     vpmaddwd              even and odd elements in 16 bits
     sdot                  values below 128, or shifted to signed ones
     others                one element at a time in 32 bits
@@ -24,6 +25,7 @@ from bitwright.backends.cpu.codegen.instr import (
     dot_u8s8,
     pairs_s16s16,
     pairs_u8s8,
+    with_signs,
 )
 from bitwright.target import Target
 
@@ -109,6 +111,37 @@ class PairDots(Dots):
 
 
 @dataclass(frozen=True)
+class SignedDots(Dots):
+    """Pairs of products of absolute weights and activations with the weights' signs.
+
+    |w| <= 128 and |a| <= 127, so that two products fit in 16 bits.
+    """
+
+    sign: Instr | None = None
+    narrow: Instr | None = None
+    wide: Instr | None = None
+
+    def __repr__(self) -> str:
+        assert self.narrow is not None
+        return f"SignedDots({self.narrow.llvm_name})"
+
+    def prepare(self, f: Kernel, word: Value) -> tuple[Value, ...]:
+        signed = f.xor(word, 0x80)
+        return f.abs(signed), signed
+
+    def run(
+        self, f: Kernel, words: Sequence[tuple[Value, ...]], a: Value, at: int, start: Value
+    ) -> Value:
+        assert self.sign is not None and self.narrow is not None and self.wide is not None
+        lanes = start.type.lanes
+        ones = f.const(i16.vector(2 * lanes), 1)
+        for group, (size, signed) in enumerate(words):
+            activations = self.sign(f, self.word(f, a, at + 4 * group, lanes), signed)
+            start = start + self.wide(f, self.narrow(f, size, activations), ones)
+        return start
+
+
+@dataclass(frozen=True)
 class WideDots(Dots):
     """Even and odd elements of a word, extended to 16 bits."""
 
@@ -153,8 +186,8 @@ class SingleDots(Dots):
         return start
 
 
-def choose_dots(target: Target, largest: int, lanes: int) -> Dots:
-    """The fastest exact form for weights from 0 to `largest`."""
+def choose_dots(target: Target, largest: int, zero: int, lanes: int) -> Dots:
+    """The fastest exact form for weights from 0 to `largest`, of which `zero` is subtracted."""
     unsigned, signed = dot_u8s8(target), dot_s8s8(target)
     if unsigned is not None and unsigned.result.lanes == lanes:
         return FourDots(largest, instr=unsigned)
@@ -164,5 +197,9 @@ def choose_dots(target: Target, largest: int, lanes: int) -> Dots:
     if wide is not None and wide.result.lanes == lanes:
         if narrow is not None and largest * _LARGEST_PAIR < 2**15:
             return PairDots(largest, narrow=narrow, wide=wide)
+        sign = with_signs(target)
+        fits = narrow is not None and narrow.result.lanes == 2 * lanes
+        if zero == 128 and sign is not None and sign.result.lanes == 4 * lanes and fits:
+            return SignedDots(largest, 128, sign=sign, narrow=narrow, wide=wide)
         return WideDots(largest, instr=wide)
     return SingleDots(largest)

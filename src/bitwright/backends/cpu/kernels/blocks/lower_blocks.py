@@ -69,7 +69,7 @@ def lower_block_matmul(ctx: Lowering, node: Node, region: RegionView) -> None:
         key = parts.after.expression, reads.key
     group = quantize.TILE
     if kernel.is_integer:
-        pointers["a"] = _quantized(ctx, node, source, rows, depth)
+        pointers["a"] = _quantized(ctx, node, source, rows, depth, anchor.attrs["outlier"])
         row_bytes = depth // RUN * quantize.UNIT
         group = max(1, GROUP_BYTES // max(1, row_bytes) // quantize.TILE) * quantize.TILE
     if bias is not None:
@@ -109,18 +109,21 @@ def _panels(ctx: Lowering, blocks: Value, form: BlockFormat) -> View:
     return known[key]
 
 
-def _quantized(ctx: Lowering, node: Node, x: View, rows: Size, depth: int) -> View:
+def _quantized(ctx: Lowering, node: Node, x: View, rows: Size, depth: int, outlier: float) -> View:
     """The units of quantized rows; computed once for all readers of x."""
     known: dict[Any, View] = ctx.__dict__.setdefault("quantized_runs", {})
-    if x not in known:
+    key = x, outlier
+    if key not in known:
         runs = depth // RUN
-        units = (rows + quantize.TILE) * runs + quantize.TILE
+        units = 2 * quantize.unit_count(rows, runs)
         view = ctx.scratch(f"{node.name}.quantized", "u8", units * quantize.UNIT)
-        kernel = ctx.kernel("quantize_runs", (), emit_quantize_runs)
+        kernel = ctx.kernel(
+            "quantize_runs", (outlier,), lambda m, name: emit_quantize_runs(m, name, outlier)
+        )
         sizes: dict[str, Size] = {"rows": rows, "runs": runs, "x_stride": x.strides[0]}
         ctx.call(kernel, node, {"x": x, "y": view}, sizes, why="activations per 32 elements")
-        known[x] = view
-    return known[x]
+        known[key] = view
+    return known[key]
 
 
 @lowers("block_gather")

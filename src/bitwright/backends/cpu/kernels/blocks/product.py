@@ -5,9 +5,10 @@ where rows are few. Each chunk of 32 elements is unpacked once and multiplied by
 
     t += scale (scale_x (Σ qx qw - zero Σ qx)) - minimum scale_x Σ qx
 
-in this order for any number of rows, so a row's bits do not depend on the others. Threads divide
-panels. Rows are taken in groups whose activations stay in the second-level cache, and weights in
-panels, which stay in the first.
+in this order for any number of rows, so a row's bits do not depend on the others. Products of the
+second level of activations, which few runs have, are added in memory and to t at the end. Threads
+divide panels. Rows are taken in groups whose activations stay in the second-level cache, and
+weights in panels, which stay in the first.
 
 The exact form sums x (qw - zero) of a run in f32 before it multiplies by the scale.
 """
@@ -27,6 +28,7 @@ from bitwright.backends.cpu.codegen.emit import (
     bf16,
     f16,
     f32,
+    i1,
     i32,
     i64,
 )
@@ -43,6 +45,12 @@ from bitwright.target import Target
 _FLOATS: dict[str, Type] = {"F32": f32, "F16": f16, "BF16": bf16}
 FEW_ROWS = 2
 """Up to as many rows, a tile holds all columns of a panel."""
+LINE = 64
+PREFETCHED = 12 << 10
+"""How far ahead panels are prefetched: what a core reads in about the latency of memory.
+
+Processors do not recognize panels with several planes and steps as one stream. On Zen 5, Q6_K is
+read at 19 GB/s without this, 36 with 4 KB, 49 with 8 and 12 KB."""
 
 
 @dataclass(frozen=True)
@@ -105,13 +113,17 @@ class _Product:
             self.heights = (1, 2, 4)
         sizes = ("rows", "columns", "depth", "panel_bytes")
         self.rows, self.columns, self.depth, self.panel_bytes = (f.args.size(s) for s in sizes)
-        self.scratch = f.scratch(self.vector, self.heights[-1] * self.vectors)
+        self.scratch, self.low_sums = (
+            f.scratch(self.vector, self.heights[-1] * self.vectors) for _ in range(2)
+        )
         self.step = quantize.run_step(f, self.rows)
+        self.low = quantize.low_distance(f, self.rows, self.depth)
         self.dots: Dots | None = None
         if not kernel.form.is_float:
             self.reader = Reader(f, PanelLayout(kernel.form), self.lanes)
             form = kernel.form
-            self.dots = choose_dots(f.target, max(form.table or (2**form.bits - 1,)), self.lanes)
+            largest = max(form.table or (2**form.bits - 1,))
+            self.dots = choose_dots(f.target, largest, form.zero, self.lanes)
 
     def emit(self) -> None:
         f = self.f
@@ -231,6 +243,9 @@ class _Product:
             rows = [quantize.tile_address(f, a, row, self.rows, self.depth)]
             steps = [self.step]
         zeros = [f.const(self.vector, 0.0)] * (height * len(vectors))
+        if not self.kernel.exact:
+            for at, zero in enumerate(zeros):
+                f.store(zero, self.low_sums, at * self.lanes, align=self.vector.total_bytes)
         count = f.udiv(self.depth, layout.chunks)
 
         def moved(addresses: Sequence[Value]) -> list[Value]:
@@ -239,6 +254,7 @@ class _Product:
         with f.loop(0, count, carry=(panel, *rows, *zeros)) as blocks:
             block, *rest = blocks.carried
             here, totals = rest[: len(rows)], rest[len(rows) :]
+            self._prefetch(block, layout.chunks_at, height)
             numbers = [self.reader.block_scales(block, v) for v in vectors]
             chunk = f.offset(block, layout.chunks_at)
             if layout.chunks == 1:
@@ -255,7 +271,18 @@ class _Product:
                 here = list(chunks.results[1 : 1 + len(rows)])
                 totals = list(chunks.results[1 + len(rows) :])
             blocks.next(f.offset(block, layout.block_bytes), *here, *totals)
-        return list(blocks.results[1 + len(rows) :])
+        totals = list(blocks.results[1 + len(rows) :])
+        if self.kernel.exact:
+            return totals
+        return [
+            f.add(total, low) for total, low in zip(totals, self._low_sums(totals), strict=True)
+        ]
+
+    def _low_sums(self, totals: Sequence[Value]) -> list[Value]:
+        """The sums of the second level of as many rows and vectors."""
+        f, align = self.f, self.vector.total_bytes
+        places = range(0, len(totals) * self.lanes, self.lanes)
+        return [f.load(self.vector, self.low_sums, at, align=align) for at in places]
 
     def _chunk(
         self,
@@ -272,7 +299,9 @@ class _Product:
         f, form = self.f, self.kernel.form
         totals = list(totals)
         each = RUN // form.run
+        self._prefetch(chunk, self.reader.layout.chunk_bytes, height)
         add: Any = self._exact_run if self.kernel.exact else self._run
+        pieces: list[Any] = []
         for n, v in enumerate(vectors):
             words = self.reader.load_words(chunk, v)
             assert self.dots is not None
@@ -286,10 +315,39 @@ class _Product:
                 scale, minimum = self.reader.of_run(block, numbers[n], run, v)
                 size = len(values) // each
                 used = values[part * size : (part + 1) * size]
+                pieces.append((n, part, used, scale, minimum))
                 for i in range(height):
                     at = i * len(vectors) + n
                     totals[at] = add(rows, i, part, used, scale, minimum, totals[at])
+        if self.kernel.exact:
+            return totals
+        self._second_level(pieces, height, len(vectors), rows[0])
         return totals
+
+    def _second_level(self, pieces: Sequence[Any], height: int, count: int, unit: Value) -> None:
+        """Adds the products of the second level to the sums in memory, for rows that have one."""
+        f = self.f
+        mask = f.load(i32, f.offset(unit, quantize.LEVELS_AT))
+        mask = f.and_(mask, (1 << height) - 1) if height < quantize.TILE else mask
+        with f.if_(f.ne(mask, 0)), f.do_while(carry=(mask,)) as loop:
+            (mask,) = loop.carried
+            row = f.convert(f.intrinsic("llvm.cttz.i32", i32, mask, f.const(i1, 1)), i64)
+            low = f.offset(unit, self.low + row * quantize.UNIT)
+            for n, part, used, scale, minimum in pieces:
+                place = f.gep(f32, self.low_sums, (row * count + n) * self.lanes)
+                total = f.load(self.vector, place, align=self.vector.total_bytes)
+                total = self._run([low], 0, part, used, scale, minimum, total)
+                f.store(total, place, align=self.vector.total_bytes)
+            rest = f.and_(mask, f.sub(mask, 1))
+            loop.next(rest, again=f.ne(rest, 0))
+
+    def _prefetch(self, start: Value, nbytes: int, height: int) -> None:
+        """Asks for what follows some kilobytes later, if few rows leave no time to wait for it."""
+        f = self.f
+        if height > self.heights[-1] // 2:
+            return
+        for at in range(0, nbytes, LINE):
+            f.prefetch(f.offset(start, PREFETCHED + at))
 
     def _run(
         self,
