@@ -20,6 +20,15 @@ CASES = {
     "small groups": ((1, 6, 5, 6), (4, 3, 2, 2), {"groups": 2}),
     "depthwise": ((2, 33, 7, 5), (33, 1, 3, 3), {"groups": 33, "pads": (1, 1, 1, 1)}),
     "multiplier": ((1, 4, 6, 6), (8, 1, 3, 3), {"groups": 4, "strides": (2, 2)}),
+    "many images": ((64, 32, 3, 2), (9, 32, 3, 3), {"pads": (1, 1, 1, 1), "strides": (2, 1)}),
+    "few tiles": ((1, 512, 4, 5), (24, 512, 3, 3), {"pads": (1, 1, 1, 1)}),
+    "wide dilation": (
+        (3, 64, 5, 9),
+        (40, 32, 3, 3),
+        {"pads": (2, 3, 2, 3), "dilations": (2, 3), "groups": 2},
+    ),
+    "few channels": ((3, 5, 9, 8), (8, 5, 3, 4), {"pads": (1, 2, 1, 1), "strides": (1, 3)}),
+    "one pixel": ((1, 3, 2, 3), (5, 3, 2, 2), {"strides": (2, 2)}),
     "one axis": ((2, 16, 11), (5, 16, 3), {"pads": (1, 1)}),
     "three axes": ((1, 16, 4, 3, 5), (3, 16, 2, 3, 2), {"pads": (0, 1, 0, 1, 1, 0)}),
 }
@@ -82,6 +91,39 @@ def test_pixels_outside_count_as_the_zero_point(case, zero):
     b = bw.Builder("g")
     y = b.integer_conv(b.input("x", text(x)), b.constant(w), b.constant(zero), None, None, **attrs)
     check_graph(b.build(y=y), {"x": x})
+
+
+def test_forms_of_convolutions():
+    def families(shape, filters, attrs):
+        b = bw.Builder("g")
+        x, w = b.input("x", f"i8[{', '.join(map(str, shape))}]"), values(*filters, element=np.int8)
+        zero = b.constant(np.array(-128, np.int8))
+        exe = bw.compile(
+            b.build(y=b.integer_conv(x, b.constant(w), zero, None, None, **attrs)), target="cuda"
+        )
+        kernels = [s.kernel.rpartition("_")[0] for s in exe.engine.artifact.schedule.steps]
+        return [name for name in kernels if name.startswith("conv")]
+
+    assert families(*CASES["many images"]) == ["conv_i8_tma"]
+    assert families(*CASES["few tiles"]) == ["conv_i8_tma_split", "conv_sum_parts"]
+    assert families(*CASES["first layer"]) == ["conv_pack_i8", "conv_i8_tma"]
+    assert families(*CASES["odd channels"]) == ["conv_i8"]
+
+
+@pytest.mark.parametrize("op", ["max_pool", "avg_pool"])
+def test_pooling_of_channels_last(op):
+    b = bw.Builder("g")
+    x = b.conv(
+        b.input("x", "f16[2, 24, 7, 9]"), b.constant(values(24, 24, 1, 1, element=np.float16))
+    )
+    attrs = {"kernel": (3, 2), "strides": (2, 2), "pads": (1, 1, 1, 0)}
+    exe = check_graph(
+        b.build(y=getattr(b, op)(x, **attrs)),
+        {"x": values(2, 24, 7, 9, element=np.float16)},
+        atol=3e-2,
+    )
+    why = [s.why for s in exe.engine.artifact.schedule.steps if op in s.kernel]
+    assert why == ["channels last"]
 
 
 def test_a_network_stays_channels_last():

@@ -21,6 +21,7 @@ class Geometry:
     kernel: tuple[int, ...]
     strides: tuple[int, ...]
     begins: tuple[int, ...]
+    ends: tuple[int, ...]
     dilations: tuple[int, ...]
     channels: int
     groups: int
