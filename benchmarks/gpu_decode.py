@@ -144,7 +144,7 @@ def time_ours(sizes: Sizes, bits: int, rounds: int, shows: bool) -> float | None
     import torch
 
     graph = Decoder(sizes, bits).graph()
-    exe = bw.compile(graph, target="cuda")
+    exe = bw.compile(graph, target="cuda", precision="mixed_bf16")
     for step in exe.engine.fallbacks:  # type: ignore[attr-defined]
         print(f"  on the CPU: {step.op.op}: {step.why}")
     if shows:

@@ -67,8 +67,58 @@ def test_awkward_sizes(rows, depth, columns):
 
 
 def test_long_sums_are_split():
-    found = check(*product("i4", 1, 2560, 16, 128, np.float16))
+    found = check(*product("i4", 2, 2560, 16, 128, np.float16))
     assert found == ["quantize_words_16", "dequant_matmul_i4_words", "matmul_sum_parts"]
+    found = check(*product("i4", 1, 2560, 16, 128, np.float16))
+    assert found == ["dequant_matmul_i4_row", "matmul_sum_parts"]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind[0] in "iu"])
+@pytest.mark.parametrize("element", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_one_row(kind, element):
+    for zero in (None, "same"):
+        for depth, block in ((130, 64), (33, 64), (200, 200)):
+            graph, feeds = product(kind, 1, depth, 17, block, element, zero, bias=True)
+            assert check(graph, feeds) == [f"dequant_matmul_{kind}_row"]
+
+
+def gated_layer(kind, norm, width=40, gated=48, rows=1):
+    """norm -> gate and value -> act(gate) * value -> product + x."""
+    rng = np.random.default_rng(5)
+    b = bw.Builder("g")
+    x = b.input("x", f"bf16[1, {rows}, {width}]")
+    half = ml_dtypes.bfloat16
+
+    def weight(columns, depth):
+        scale = (rng.uniform(0.5, 1, (columns, -(-depth // 32))) / 8 / depth**0.5).astype(half)
+        return b.constant(quantized(kind, columns, depth, seed=columns)), b.constant(scale)
+
+    scale, bias = rng.uniform(0.5, 1.5, (2, width)).astype(half)
+    h = b.rms_norm(x, scale) if norm == "rms_norm" else b.layer_norm(x, scale, bias)
+    y = b.dequant_matmul(h, *weight(2 * gated, width), None, None, block=32)
+    gate, value = b.split(y, axis=-1, sizes=(gated, gated))
+    y = b.mul(b.mul(gate, b.sigmoid(gate)), value)
+    y = b.add(x, b.dequant_matmul(y, *weight(width, gated), None, None, block=32))
+    return b.build(y=y), {"x": rng.standard_normal((1, rows, width)).astype(half)}
+
+
+@pytest.mark.parametrize("norm", ["rms_norm", "layer_norm"])
+@pytest.mark.parametrize("kind", ["i4", "u8"])
+def test_norm_and_gate_of_one_row_are_part_of_the_product(kind, norm):
+    found = check(*gated_layer(kind, norm))
+    assert found == [f"dequant_matmul_{kind}_row_gate", f"dequant_matmul_{kind}_row"]
+    found = check(*gated_layer(kind, norm, rows=2))
+    assert norm + "_bf16" in found and not any("row" in name for name in found)
+
+
+def test_a_norm_that_others_read_keeps_its_kernel():
+    b = bw.Builder("g")
+    x = b.input("x", "f16[1, 32]")
+    h = b.rms_norm(x, np.ones(32, np.float16))
+    q, scale = b.constant(quantized("i8", 8, 32)), b.constant(np.full((8, 1), 0.01, np.float32))
+    graph = b.build(y=b.dequant_matmul(h, q, scale, None, None, block=32), h=h)
+    feeds = {"x": np.random.default_rng(0).standard_normal((1, 32)).astype(np.float16)}
+    assert check(graph, feeds) == ["rms_norm_f16", "dequant_matmul_i8_row"]
 
 
 def test_zero_points_that_are_floats_and_short_blocks():

@@ -12,6 +12,7 @@ from bitwright.backends.gpu.codegen.source import Config
 from bitwright.backends.gpu.lowering.build import build
 from bitwright.backends.gpu.lowering.context import Machine
 from bitwright.backends.gpu.runtime.device import current_device
+from bitwright.backends.gpu.runtime.kernels import KernelTable
 from bitwright.backends.gpu.runtime.program import GpuProgram
 from bitwright.backends.gpu.runtime.tuning import Tuner
 from bitwright.errors import RunError
@@ -163,3 +164,80 @@ def test_tuning_takes_the_fastest_candidate_and_remembers_it(monkeypatch, tmp_pa
     assert again.choose(source, {}, {"columns": 4096}, load) is wanted
     unmeasured = Tuner(Machine("test", interpreted=True))
     assert unmeasured.choose(source, {}, {"columns": 7}, load) is source.configs[0]
+
+
+def test_later_runs_on_tensors_are_direct_and_give_results_of_their_own():
+    exe = compiled(scaled())
+    x = torch.arange(6.0, device=DEVICE).reshape(2, 3)
+    found = [exe.run({"x": x + n})["z"] for n in range(4)]
+    assert len(exe.engine.direct_runs) == 1
+    assert [y.tolist() for y in found] == [(-(x + n)).tolist() for n in range(4)]
+    strided = torch.arange(6.0, device=DEVICE).reshape(3, 2).T.requires_grad_()
+    found = exe.run({"x": strided})
+    assert found["z"].tolist() == (-strided).tolist() and not found["z"].requires_grad
+    with pytest.raises(RunError, match="element type"):
+        exe.run({"x": x.int()})
+    assert exe.run({"x": x.cpu().numpy()})["z"].tolist() == (-x).tolist()
+
+
+def test_direct_runs_follow_states_that_move():
+    exe = compiled(counter())
+    x = torch.ones(4, device=DEVICE)
+    assert [exe.run({"x": x})["y"][0].item() for _ in range(4)] == [1, 2, 3, 4]
+    exe.engine.states["total"] = np.full(4, 9, np.float32)
+    assert exe.run({"x": x})["y"][0].item() == 10
+    exe.reset()
+    assert [exe.run({"x": x})["y"][0].item() for _ in range(2)] == [1, 2]
+
+
+def test_a_fault_of_a_direct_run_is_raised_by_the_next():
+    b = bw.Builder("rows")
+    table = b.constant(np.arange(12, dtype=np.float32).reshape(4, 3))
+    exe = compiled(b.build(y=b.gather(table, b.input("i", "i64[2]"), axis=0)))
+    right, wrong = (torch.tensor([1, n], device=DEVICE) for n in (2, 7))
+    for _ in range(3):
+        assert exe.run({"i": right})["y"].tolist() == [[3, 4, 5], [6, 7, 8]]
+    exe.run({"i": wrong})
+    if ON_GPU:
+        torch.cuda.synchronize()
+    with pytest.raises(RunError, match="index 7 is outside"):
+        exe.run({"i": right})
+    assert exe.run({"i": right})["y"][0].tolist() == [3, 4, 5]
+
+
+def test_small_kernels_share_a_launch():
+    b = bw.Builder("small")
+    x, i = b.input("x", "f32[3, 40]"), b.input("i", "i64[2]")
+    graph = b.build(p=b.transpose(b.exp(x), perm=(1, 0)), q=b.gather(x, i, axis=0), r=b.neg(x))
+    exe = compiled(graph)
+    (step,) = exe.engine.schedule.steps[:1]
+    assert step.family.startswith("merged_") and "small kernels in one launch" in step.why
+    given = np.random.default_rng(0).standard_normal((3, 40), np.float32)
+    found = exe.run({"x": given, "i": np.array([2, 0])})
+    np.testing.assert_allclose(found["p"], np.exp(given).T, rtol=1e-6)
+    assert (found["q"] == given[[2, 0]]).all() and (found["r"] == -given).all()
+
+
+def test_kernels_that_need_each_other_are_not_merged():
+    b = bw.Builder("chain")
+    x = b.input("x", "f32[8, 8]")
+    y = b.softmax(b.softmax(x, axis=-1), axis=0)
+    exe = compiled(b.build(y=y))
+    assert not any(s.family.startswith("merged_") for s in exe.engine.schedule.steps)
+
+
+def test_what_does_not_compile_in_a_thread_is_left_to_the_launch():
+    table = KernelTable({}, Tuner(Machine("test")))
+    done = []
+
+    def fails():
+        raise ValueError("no such instruction")
+
+    ranked = {
+        ("a", "first", ""): (0, fails),
+        ("b", "first", ""): (0, lambda: done.append("b")),
+        ("b", "second", ""): (1, lambda: done.append("second")),
+    }
+    table._compile_in_threads(ranked)
+    assert sorted(done) == ["b", "second"]
+    assert table._ready == {("b", "first", ""), ("b", "second", "")}

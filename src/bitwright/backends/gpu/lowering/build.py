@@ -10,6 +10,7 @@ from bitwright.backends.cpu.lowering.build import fault_report, has_static_sizes
 from bitwright.backends.cpu.runtime.sizes import SizeChecks
 from bitwright.backends.gpu.lowering.artifact import GpuArtifact
 from bitwright.backends.gpu.lowering.context import GpuLowering, Machine
+from bitwright.backends.gpu.lowering.merge import merge_small
 from bitwright.ir.dim import product
 from bitwright.ir.graph import Graph
 from bitwright.lir.buffer import Storage
@@ -31,6 +32,8 @@ def build(graph: Graph, machine: Machine, refused: Mapping[str, str] | None = No
         else step
         for step in schedule.steps
     ]
+    schedule.steps, merged = merge_small(schedule.steps, lowering.sources)
+    lowering.sources |= merged
     used = {step.kernel for step in schedule.steps if isinstance(step, KernelStep)}
     return GpuArtifact(
         schedule,

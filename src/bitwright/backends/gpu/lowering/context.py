@@ -31,23 +31,39 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
-from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView
+from bitwright.backends.cpu.lowering.context import (
+    Lowering,
+    NoKernelError,
+    RegionView,
+    region_of,
+)
 from bitwright.backends.gpu.codegen.source import KernelSource
 from bitwright.backends.gpu.codegen.types import is_stored
 from bitwright.errors import CompileError
 from bitwright.ir.dim import Size
 from bitwright.ir.dtype import string
-from bitwright.ir.graph import Graph, Node
+from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ir.types import TensorType
 from bitwright.lir.buffer import View
 from bitwright.lir.schedule import KernelStep
 from bitwright.target import host
 
-__all__ = ["GpuLowering", "Machine", "NoKernelError", "RegionView", "lowers"]
+__all__ = [
+    "GpuLowering",
+    "Machine",
+    "NoKernelError",
+    "RegionView",
+    "defers",
+    "lowers",
+    "region_of",
+]
 
 Lower = Callable[["GpuLowering", Node, RegionView], None]
 LOWERINGS: dict[str, Lower] = {}
+Defers = Callable[["GpuLowering", Node, RegionView], bool]
+DEFERRED: dict[str, Defers] = {}
 
 
 @dataclass(frozen=True)
@@ -83,6 +99,17 @@ def lowers(*ops: str) -> Callable[[Lower], Lower]:
     return decorate
 
 
+def defers(*ops: str) -> Callable[[Defers], Defers]:
+    """Decorator for a function that says whether all readers of a node compute it themselves. Such
+    a node gets a kernel only if something needs its result in memory (`GpuLowering.view`)."""
+
+    def decorate(function: Defers) -> Defers:
+        DEFERRED.update(dict.fromkeys(ops, function))
+        return function
+
+    return decorate
+
+
 class GpuLowering(Lowering):
     """Builds the schedule of one graph for one device."""
 
@@ -94,6 +121,29 @@ class GpuLowering(Lowering):
         super().__init__(graph, host())
         self.machine, self._refused = machine, refused or {}
         self.sources: dict[str, KernelSource] = {}
+        self.deferred: dict[Value, Node] = {}
+        """Nodes by their result, which their readers compute."""
+        self.done: set[Node] = set()
+        """Nodes whose results are computed by a kernel of an earlier node."""
+
+    @cached_property
+    def _readers(self) -> dict[Value, list[Node]]:
+        found: dict[Value, list[Node]] = {}
+        for node in self.graph.nodes:
+            for value in dict.fromkeys(node.operands):
+                found.setdefault(value, []).append(node)
+        return found
+
+    def readers(self, value: Value) -> list[Node]:
+        """The nodes that read a value; none if a run keeps it."""
+        return [] if value in self.graph.results else self._readers.get(value, [])
+
+    def view(self, value: Value) -> View:
+        """The view of a value, with any strides."""
+        node = self.deferred.get(value)
+        if node is not None and not self.is_placed(value):
+            super()._lower(node)
+        return super().view(value)
 
     def kernel(self, source: KernelSource) -> KernelSource:  # type: ignore[override]
         """The kernel of this text; equal sources are one kernel."""
@@ -126,10 +176,17 @@ class GpuLowering(Lowering):
 
     def _lower(self, node: Node) -> None:
         values = (*node.operands, *node.outputs)
+        if node in self.done:
+            return
         if node.name in self._refused:
             self._fall_back(node, self._refused[node.name])
         elif all(isinstance(v.type, TensorType) and v.dtype != string for v in values):
-            super()._lower(node)
+            region = region_of(node)
+            defers = DEFERRED.get(region.anchor.op if region.anchor is not None else "")
+            if defers is not None and defers(self, node, region):
+                self.deferred[node.outputs[0]] = node
+            else:
+                super()._lower(node)
         else:
             self._fall_back(node, "a value is not a tensor of numbers")
 

@@ -129,6 +129,7 @@ class Results:
                 array = to_array(flat.view(load_torch().uint8), view.dtype, shape)
                 found[name] = self._delivered(name, array, out)
         if not self.given.on_device:
+            self.program.device.synchronize_stream()
             self.program.raise_fault(self.run.memory.bindings)
         return found
 

@@ -29,6 +29,11 @@ class Device:
         if not self.is_interpreted:
             load_torch().cuda.synchronize(self.torch_device)
 
+    def synchronize_stream(self) -> None:
+        """Wait for what is on the current stream."""
+        if not self.is_interpreted:
+            load_torch().cuda.current_stream(self.torch_device).synchronize()
+
 
 @cache
 def current_device() -> Device:

@@ -39,11 +39,25 @@ class Kernel:
         else:
             self._function[grid](*arguments, **self.config.constants, **self.options)
 
+    def prime(self) -> None:
+        """Make what Triton keeps per function and device, so that threads need not."""
+        caches = getattr(self._function, "device_caches", None)
+        if caches is not None:
+            driver = importlib.import_module("triton.runtime.driver").driver
+            caches[driver.active.get_current_device()]
+
     def compile(self, tensors: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
-        """Compile the kernel for these arguments without starting it."""
-        if not self.is_interpreted:
-            arguments, grid = self._arguments(tensors, sizes), self.grid(sizes)
-            self._function.warmup(*arguments, grid=grid, **self.config.constants, **self.options)
+        """Compile the kernel for these arguments and load it, without starting it."""
+        grid = self.grid(sizes)
+        if self.is_interpreted or 0 in grid:
+            return
+        arguments = self._arguments(tensors, sizes)
+        compiled = self._function.warmup(
+            *arguments, grid=grid, **self.config.constants, **self.options
+        )
+        load = getattr(compiled, "_init_handles", None)
+        if load is not None:  # compiles the launcher of these types of arguments
+            load()
 
     @property
     def options(self) -> dict[str, Any]:

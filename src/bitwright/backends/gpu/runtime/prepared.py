@@ -71,6 +71,7 @@ class PreparedRun:
         self.schedule, self.kernels, self.memory = schedule, kernels, memory
         self.captures, self.is_planned, self._checks = captures, is_planned, checks
         self.objects: dict[Value, Any] = {}
+        self._is_compiled = False
         self.segments: list[Segment | NodeStep | SizeStep] = []
         for step in schedule.steps:
             if not isinstance(step, KernelStep):
@@ -96,9 +97,28 @@ class PreparedRun:
             else:
                 self._run_node(segment)
 
+    @property
+    def whole_graph(self) -> Callable[[], None] | None:
+        """Replays the whole run; None while it is not one captured graph."""
+        if len(self.segments) != 1 or not isinstance(self.segments[0], Segment):
+            return None
+        segment = self.segments[0]
+        if segment.graph is not None:
+            return segment.graph.replay  # type: ignore[no-any-return]
+        if self.captures or not self.is_planned or not segment.launches:
+            return None
+
+        def launch_all() -> None:
+            for launch in segment.launches:
+                launch()
+
+        return launch_all
+
     def _run_segment(self, segment: Segment, around: Any) -> None:
         if not segment.launches or not self.is_planned:
             launches = []  # kept if all of them start
+            if self.is_planned and not self._is_compiled:
+                self._compile()
             for step in segment.steps:  # tuning sees the data of the run
                 launches.append(self.bind(step))
                 self._start(launches[-1])
@@ -120,6 +140,12 @@ class PreparedRun:
                 launch()
         segment.runs += 1
 
+    def _compile(self) -> None:
+        """Compile the kernels of all steps, which need not wait for each other."""
+        self._is_compiled = True
+        steps = [step for step in self.schedule.steps if isinstance(step, KernelStep)]
+        self.kernels.compile((step.kernel, *self.arguments(step)) for step in steps)
+
     def _start(self, launch: Launch) -> None:
         """The first launch, which compiles the kernel; another candidate replaces one that
         fails."""
@@ -137,13 +163,18 @@ class PreparedRun:
 
     def bind(self, step: KernelStep) -> Launch:
         """A kernel call with tensors and numbers."""
+        tensors, sizes = self.arguments(step)
+        return Launch(step, self.kernels.kernel(step.kernel, tensors, sizes), tensors, sizes)
+
+    def arguments(self, step: KernelStep) -> tuple[dict[str, Any], dict[str, int]]:
+        """The tensors and sizes of a step by name."""
         memory = self.memory
         sizes = {name: evaluate(size, memory.bindings) for name, size in step.sizes.items()}
         source = self.kernels.sources[step.kernel]
         tensors = {
             name: memory.tensor(view, source.pointers[name]) for name, view in step.pointers.items()
         }
-        return Launch(step, self.kernels.kernel(step.kernel, tensors, sizes), tensors, sizes)
+        return tensors, sizes
 
     def _run_node(self, step: NodeStep) -> None:
         """Run a node on the CPU: its operands are copied to the host, its results to the device."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -23,10 +24,11 @@ from bitwright.backends.gpu.lowering.artifact import GpuArtifact
 from bitwright.backends.gpu.profile.peaks import peaks
 from bitwright.backends.gpu.runtime.arguments import Given, Results, fault_error, read_inputs
 from bitwright.backends.gpu.runtime.device import Device
+from bitwright.backends.gpu.runtime.direct import DirectRun, key_of
 from bitwright.backends.gpu.runtime.kernels import KernelError, KernelTable
 from bitwright.backends.gpu.runtime.memory import ALIGN, DeviceMemory, allocate, is_out_of_memory
 from bitwright.backends.gpu.runtime.prepared import PreparedRun
-from bitwright.backends.gpu.runtime.queue import RunQueue
+from bitwright.backends.gpu.runtime.queue import FaultRecord, RunQueue
 from bitwright.backends.gpu.runtime.states import DeviceStates
 from bitwright.backends.gpu.runtime.tensors import to_raw
 from bitwright.backends.gpu.runtime.tuning import tuner_of
@@ -53,6 +55,7 @@ class GpuProgram:
         shared: Mapping[Buffer, Any] | None = None,
     ) -> None:
         self.graph, self.device, self.artifact = graph, device, artifact
+        self._input_names = tuple(value.name for value in graph.inputs)
         self._lock = RunLock()
         self._queue = RunQueue(device)
         self._refused: dict[str, str] = {}
@@ -64,10 +67,13 @@ class GpuProgram:
         self.kernels = KernelTable(artifact.sources, tuner_of(self.device.machine))
         self._planner = Planner(artifact.schedule, ALIGN) if artifact.is_planned else None
         self._constants = shared if shared is not None else self._upload_constants()
-        self._fault = allocate(16, device, "a run")
-        self._fault.zero_()
+        self._fault = FaultRecord(self.device)
         self.states: Any = DeviceStates(self.graph, artifact, device)
         self._prepared: OrderedDict[Any, PreparedRun] = OrderedDict()
+        self._direct: dict[Any, DirectRun] = {}
+        self.input_buffers = tuple(
+            b for b in artifact.schedule.buffers if b.storage is Storage.INPUT
+        )
 
     @property
     def schedule(self) -> Schedule:
@@ -92,6 +98,11 @@ class GpuProgram:
             if run.memory.arena is not None
         )
 
+    @property
+    def direct_runs(self) -> tuple[DirectRun, ...]:
+        """The forms of repeated runs on tensors."""
+        return tuple(self._direct.values())
+
     def copy(self) -> GpuProgram:
         """A program with the same code and constants, its own memory and states."""
         twin = GpuProgram(self.graph, self.device, self.artifact, self._constants)
@@ -101,21 +112,48 @@ class GpuProgram:
 
     def run(self, feeds: Mapping[str, Any], out: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Outputs by name, of the kind that the inputs are: numpy arrays or torch tensors."""
+        if self._direct and not out:
+            found = self._run_direct(feeds)
+            if found is not None:
+                return found
         given = read_inputs(self.graph, feeds, self.device.torch_device)
+        with self._running():
+            self._raise_late_fault(must_wait=not given.on_device)
+            return self._run_prepared(given, feeds, out or {})
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
         if not self._lock.acquire():
             raise RunError("a run of this executable is under way in this thread")
         try:
-            self._raise_late_fault(given)
-            return self._run_locked(given, out or {})
+            yield
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            self._prepared.clear()
+            self._forget()
             raise RunError("the GPU has not enough memory for the run", found=str(error)) from None
         finally:
             self._lock.release()
 
-    def _run_locked(self, given: Given, out: Mapping[str, Any]) -> dict[str, Any]:
+    def _run_direct(self, feeds: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The run by a direct form; None if there is none for these inputs."""
+        tensors, key = key_of(self._input_names, feeds, self.device.torch_device)
+        direct = self._direct.get(key)
+        if direct is None or not self._queue.is_current:
+            return None
+        with self._running():
+            if self._direct.get(key) is not direct or not self.states.is_settled:
+                return None
+            self._raise_late_fault(must_wait=False)
+            self._queue.begin()
+            found = direct.run(tensors)
+            self._queue.end()
+            self._fault.bindings = direct.bindings
+            return found
+
+    def _run_prepared(
+        self, given: Given, feeds: Mapping[str, Any], out: Mapping[str, Any]
+    ) -> dict[str, Any]:
         with self._queue.turn():
             while True:
                 run = self._prepare(given)
@@ -127,9 +165,23 @@ class GpuProgram:
                     self._without(error)
             self.kernels.tuner.save()
             results = Results(self, run, given).collect(out)
-            if given.on_device and self.artifact.faults:
-                self._queue.watch(self._fault, dict(run.memory.bindings))
+            self._fault.bindings = dict(run.memory.bindings)
+            self._add_direct(run, feeds)
             return results
+
+    def _add_direct(self, run: PreparedRun, feeds: Mapping[str, Any]) -> None:
+        """Keep the direct form of a run on tensors, if it has one."""
+        _, key = key_of(self._input_names, feeds, self.device.torch_device)
+        if key is None or key in self._direct:
+            return
+        direct = DirectRun.of(self, run, feeds)
+        if direct is not None:
+            self._direct[key] = direct
+
+    def _forget(self) -> None:
+        """Drop all prepared runs and their memory."""
+        self._prepared.clear()
+        self._direct.clear()
 
     def _without(self, error: KernelError) -> None:
         """Compile again with the failed kernel's node on the CPU."""
@@ -146,11 +198,14 @@ class GpuProgram:
         self._load()
         self.states.update(states)
 
-    def _raise_late_fault(self, given: Given) -> None:
+    def _raise_late_fault(self, must_wait: bool) -> None:
         """Raise the error of an earlier run on tensors, which nobody waited for."""
-        found = self._queue.watched(must_wait=not given.on_device)
-        if found is not None:
-            self.raise_fault(found)
+        if not self.artifact.faults:
+            return
+        if must_wait:
+            self._queue.finish()
+        if self._fault.is_set:
+            self.raise_fault(self._fault.bindings)
 
     def profile(self, feeds: Mapping[str, Any], rounds: int) -> Profile:
         from bitwright.backends.gpu.profile.steps import profile
@@ -195,7 +250,7 @@ class GpuProgram:
     def _prepare(self, given: Given) -> PreparedRun:
         changed = self.states.prepare(given.bindings)
         if changed:  # addresses that graphs hold are gone
-            self._prepared.clear()
+            self._forget()
         run = self._prepared.get(given.signature)
         if run is None:
             run = self._new_run(given)
@@ -203,6 +258,7 @@ class GpuProgram:
                 self._prepared[given.signature] = run
                 while len(self._prepared) > SIGNATURES:
                     self._prepared.popitem(last=False)
+                    self._direct.clear()  # some of them would keep the memory
         else:
             self._prepared.move_to_end(given.signature)
         return run
@@ -215,7 +271,11 @@ class GpuProgram:
         if self._planner is not None:
             plan = self._planner.plan(given.bindings)
             arena = allocate(plan.total, device, "intermediate values")
-        shared = {**self._constants, **self.states.buffers, self.artifact.fault_buffer: self._fault}
+        shared = {
+            **self._constants,
+            **self.states.buffers,
+            self.artifact.fault_buffer: self._fault.raw,
+        }
         memory = DeviceMemory(device, dict(given.bindings), shared, plan, arena)
         planned = self.artifact.is_planned
         captures = planned and not self.device.is_interpreted
@@ -225,15 +285,14 @@ class GpuProgram:
     def _fill(self, run: PreparedRun, given: Given) -> None:
         """Copy the inputs into the run's buffers."""
         run.objects = dict(given.objects)
-        for buffer in self.schedule.buffers:
-            if buffer.storage is Storage.INPUT:
-                raw = given.raw[buffer.name]
-                if raw.numel():
-                    run.memory.raw(buffer)[: raw.numel()].copy_(raw, non_blocking=True)
+        for buffer in self.input_buffers:
+            raw = given.raw[buffer.name]
+            if raw.numel():
+                run.memory.raw(buffer)[: raw.numel()].copy_(raw, non_blocking=True)
 
     def raise_fault(self, bindings: Mapping[str, int]) -> None:
         """Raise the error that a kernel recorded, if any."""
-        error = fault_error(self.artifact, self._fault, bindings)
+        error = fault_error(self.artifact, self._fault.raw, bindings)
         if error is not None:
-            self._fault.zero_()
+            self._fault.clear()
             raise error

@@ -30,10 +30,17 @@ class DeviceStates(MutableMapping[str, Array]):
         self.buffers: dict[Buffer, Any] = {}
         """Bytes by buffer, once a run or the caller has set them."""
         self._shapes: dict[str, tuple[int, ...]] = {}
+        self._moved = False
+        """Whether an address has changed since `prepare`."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether `prepare` has nothing to do."""
+        return not self._moved and len(self._shapes) == len(self._known)
 
     def prepare(self, bindings: Mapping[str, int]) -> bool:
         """Give all states memory and contents; whether an address has changed."""
-        changed = False
+        changed, self._moved = self._moved, False
         for name in self._known:
             if name in self._shapes:
                 continue
@@ -66,7 +73,7 @@ class DeviceStates(MutableMapping[str, Array]):
         old = self.buffers.get(self._known[name])
         if old is not None and old.numel() != max(found.nbytes, 16):
             del self.buffers[self._known[name]]
-        self._write(name, found)
+        self._moved |= self._write(name, found)
 
     def __delitem__(self, name: str) -> None:
         del self._shapes[name]

@@ -1,12 +1,8 @@
 """Chooses among the candidates of a kernel by their time on this device, and remembers the choice.
 
-A candidate is timed on copies of the run's own data that rotate through more memory than the L2
-cache holds, so
-that operands come from device memory as they do in a model. What was fastest for a kernel and its
-sizes is kept
-in the cache folder, per device. A process spends at most BITWRIGHT_GPU_TUNE seconds on it; after
-that, and for what
-does not compile, the static choice stands.
+What was fastest for a kernel and its sizes (`runtime.cold`) is kept in the cache folder, per
+device. A process spends at most BITWRIGHT_GPU_TUNE seconds on it, compilation of candidates
+included; after that, and for what does not compile, the static choice stands.
 """
 
 from __future__ import annotations
@@ -15,33 +11,60 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from bitwright import knobs
 from bitwright.backends.cpu.cache.objects import default_cache
 from bitwright.backends.gpu.codegen.source import Config, KernelSource
 from bitwright.backends.gpu.lowering.context import Machine
-from bitwright.backends.gpu.requirements import load_torch, load_triton
-from bitwright.backends.gpu.runtime.capture import captured
+from bitwright.backends.gpu.requirements import load_triton
+from bitwright.backends.gpu.runtime.cold import ColdTimer
 from bitwright.backends.gpu.runtime.launch import Kernel
 
 Measure = Callable[[Kernel, Mapping[str, Any], Mapping[str, int]], float]
-MAX_SETS = 12
-"""Sets of buffers that a measurement rotates through."""
-REPEATS = 24
+MOST_CANDIDATES = 12
+"""Of a kernel; the first ones are those that the kernel's author expects to be fast."""
 
 
 class Tuner:
     """The choices of one device."""
 
     def __init__(self, machine: Machine, measure: Measure | None = None) -> None:
-        self.machine = machine
-        self._measure = measure or (None if machine.interpreted else self.cold_seconds)
-        self._spent = 0.0
+        self.machine, self._measure = machine, measure
+        self._measures = measure is not None or not machine.interpreted
+        self.seconds_spent = 0.0
         self._chosen: dict[str, str] | None = None
         self._changed = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+
+    @property
+    def seconds_left(self) -> float:
+        """What tuning may still take in this process."""
+        return max(0.0, knobs.GPU_TUNE.number() - self.seconds_spent) if self._measures else 0.0
+
+    @contextmanager
+    def spending(self) -> Iterator[None]:
+        """Counts what happens inside as time of tuning."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds_spent += time.perf_counter() - begin
+
+    def candidates(self, source: KernelSource, sizes: Mapping[str, int]) -> Sequence[Config]:
+        """What `choose` chooses from: one, or those that it will measure."""
+        if len(source.configs) == 1 or knobs.TUNED.get() == "off":
+            return source.configs[:1]
+        with self._lock:
+            if self._chosen is None:
+                self._chosen = self._remembered()
+            name = self._chosen.get(self._point(source, sizes))
+            found = next((config for config in source.configs if config.name == name), None)
+            if found is not None:
+                return (found,)
+            return source.configs[: MOST_CANDIDATES if self.seconds_left else 1]
 
     def choose(
         self,
@@ -49,74 +72,46 @@ class Tuner:
         tensors: Mapping[str, Any],
         sizes: Mapping[str, int],
         load: Callable[[KernelSource, Config], Kernel],
+        ready: Collection[str] | None = None,
     ) -> Config:
-        """The remembered or measured candidate, else the first."""
-        if len(source.configs) == 1 or knobs.TUNED.get() == "off":
-            return source.configs[0]
+        """The remembered or measured candidate, else the first. Only the candidates whose names
+        are in `ready` are measured, if it is given."""
         with self._lock:
-            point = self._point(source, sizes)
-            if self._chosen is None:
-                self._chosen = self._remembered()
-            name = self._chosen.get(point)
-            found = next((config for config in source.configs if config.name == name), None)
-            if found is not None:
-                return found
-            if self._measure is None or self._spent >= knobs.GPU_TUNE.number():
-                return source.configs[0]
-            begin = time.perf_counter()
-            best = self._fastest(source, tensors, sizes, load)
-            self._spent += time.perf_counter() - begin
-            self._chosen[point] = best.name
+            configs = self.candidates(source, sizes)
+            if len(configs) > 1 and ready is not None:
+                configs = [config for config in configs if config.name in ready]
+            if len(configs) < 2:
+                return configs[0] if configs else source.configs[0]
+            with self.spending():
+                best = self._fastest(source, configs, tensors, sizes, load)
+            assert self._chosen is not None
+            self._chosen[self._point(source, sizes)] = best.name
             self._changed = True
             return best
 
     def _fastest(
         self,
         source: KernelSource,
+        configs: Sequence[Config],
         tensors: Mapping[str, Any],
         sizes: Mapping[str, int],
         load: Callable[[KernelSource, Config], Kernel],
     ) -> Config:
-        assert self._measure is not None
+        measure = self._measure or ColdTimer(self.machine, tensors)
         times: dict[int, float] = {}
-        for number, config in enumerate(source.configs):
+        for number, config in enumerate(configs):
             try:
-                times[number] = self._measure(load(source, config), tensors, sizes)
+                times[number] = measure(load(source, config), tensors, sizes)
             except Exception:  # a candidate that does not compile or fit is no candidate
                 continue
-        if not times:
-            return source.configs[0]
-        return source.configs[min(times, key=times.__getitem__)]
-
-    def cold_seconds(
-        self, kernel: Kernel, tensors: Mapping[str, Any], sizes: Mapping[str, int]
-    ) -> float:
-        """The time of one launch whose operands are not in the L2 cache."""
-        torch = load_torch()
-        size = sum(t.numel() * t.element_size() for t in tensors.values())
-        count = max(2, min(MAX_SETS, 2 * self.machine.l2_bytes // max(size, 1) + 1))
-        sets = [{name: t.clone() for name, t in tensors.items()} for _ in range(count)]
-        for one in sets[:2]:  # compiles the kernel
-            kernel.launch(one, sizes)
-        torch.cuda.synchronize()
-        with captured() as graph:
-            for number in range(REPEATS):
-                kernel.launch(sets[number % count], sizes)
-        graph.replay()
-        times = []
-        for _ in range(3):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times.append(float(begin.elapsed_time(end)) * 1e-3 / REPEATS)
-        return min(times)
+        return configs[min(times, key=times.__getitem__)] if times else source.configs[0]
 
     # memory
 
     def save(self) -> None:
         """Write new choices to the cache folder, beside those of other processes."""
+        if not self._changed:
+            return
         with self._lock:
             if not self._changed or self._chosen is None:
                 return

@@ -28,6 +28,11 @@ from bitwright.backends.gpu.kernels.matmul.product import (
 )
 from bitwright.backends.gpu.kernels.weight_only import few_rows, many_rows, packing
 from bitwright.backends.gpu.kernels.weight_only.few_rows import MOST_ROWS, PackedProduct
+from bitwright.backends.gpu.kernels.weight_only.lower_one_row import (
+    gate_after,
+    is_one_row,
+    launch_one,
+)
 from bitwright.backends.gpu.lowering.context import GpuLowering, NoKernelError, RegionView, lowers
 from bitwright.backends.gpu.lowering.operands import At, Tail, Tiles
 from bitwright.ir.dim import Size
@@ -55,9 +60,12 @@ def lower_dequant_matmul(ctx: GpuLowering, node: Node, region: RegionView) -> No
         raise NoKernelError(f"its rows are {x.dtype}")
     block = anchor.attrs["block"]
     source = region.outer(x)
+    is_packed = x.rank > 1 and not packing.why_not_pack(
+        dtype(qvalues.dtype), block, qvalues.shape[1]
+    )
     tail = Tail.of(ctx, region, split(region).after, ctx.output(node.outputs[0]))
     added = _bias(ctx, region, bias, anchor.outputs[0].shape)
-    if x.rank < 2 or packing.why_not_pack(dtype(qvalues.dtype), block, qvalues.shape[1]):
+    if not is_packed:
         weight = dequantize_blocks(qvalues, scales, zeros, block).T.astype(x.dtype.numpy)
         rows = _as_rows(ctx, source)
         matrices = Matrices(rows, packed_weight(ctx, weight, f"{node.name}.weight"))
@@ -65,6 +73,10 @@ def lower_dequant_matmul(ctx: GpuLowering, node: Node, region: RegionView) -> No
         launch_product(ctx, node, matrices, tail, added, why=why)
         return
     packed = packing.pack(qvalues, scales, zeros, block)
+    if packed.is_integer and is_one_row(source):
+        gate = gate_after(ctx, node) if bias is None else None
+        launch_one(ctx, node, source, packed, tail, added, gate)
+        return
     launch_packed(ctx, node, rows_of(ctx, source), packed, tail, added)
 
 
