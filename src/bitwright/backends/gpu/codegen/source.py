@@ -39,6 +39,9 @@ from functools import cached_property
 from bitwright.backends.gpu.codegen import library
 from bitwright.ir.dtype import DType
 
+CHAINING = "from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait\n"
+CHAINED = (9, 0)
+"""The capability from which kernels are chained (`KernelSource.module`)."""
 Grid = Callable[[Mapping[str, int]], Sequence[int]]
 
 
@@ -108,17 +111,22 @@ class KernelSource:
     def constants(self) -> tuple[str, ...]:
         return tuple(self.configs[0].constants)
 
-    def module(self, native: bool = False) -> str:
-        """The whole source text."""
+    def module(self, native: bool = False, chained: bool = False) -> str:
+        """The whole source text. `chained` lets the kernel be put on the device while the one
+        before it still runs (capability 9.0, launch option `launch_pdl`): it waits for that one
+        before its first access to memory."""
         body = textwrap.dedent((native and self.native_body) or self.body).strip("\n")
         arguments = [*self.pointers, *self.sizes, *(f"{c}: tl.constexpr" for c in self.constants)]
         head = f"@triton.jit\ndef kernel({', '.join(arguments)}):\n"
+        if chained:
+            body = f"gdc_launch_dependents()\ngdc_wait()\n{body}"
         own = "\n\n".join(
             part
             for part in (self.helpers.strip("\n"), head + textwrap.indent(body, "    "))
             if part
         )
-        return f"{library.HEADER}\n{library.needed(own, native)}\n\n{own}\n"
+        header = f"{library.HEADER}{CHAINING}" if chained else library.HEADER
+        return f"{header}\n{library.needed(own, native)}\n\n{own}\n"
 
     @cached_property
     def name(self) -> str:

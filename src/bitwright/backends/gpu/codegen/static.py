@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bitwright.backends.gpu.codegen.load import interpreted, load_kernel
-from bitwright.backends.gpu.codegen.source import Config, KernelSource
+from bitwright.backends.gpu.codegen.source import CHAINED, Config, KernelSource
 from bitwright.backends.gpu.codegen.types import signature_type
 from bitwright.backends.gpu.requirements import load_triton
 from bitwright.errors import CompileError
@@ -72,7 +72,7 @@ def compile_static(
         raise CompileError("kernels are interpreted in this process (TRITON_INTERPRET=1)")
     compiler = importlib.import_module("triton.compiler")
     targets = importlib.import_module("triton.backends.compiler")
-    function = load_kernel(source.module(native=True))
+    function = load_kernel(source.module(native=True, chained=capability >= CHAINED))
     signature, attributes = _signature(source, config, "i64" if is_wide else "i32")
     constants = dict(config.constants)
     for number, name in enumerate(source.sizes, len(source.pointers)):

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bitwright.backends.gpu.codegen.load import interpreted, load_kernel
-from bitwright.backends.gpu.codegen.source import Config, KernelSource
+from bitwright.backends.gpu.codegen.source import CHAINED, Config, KernelSource
+from bitwright.backends.gpu.requirements import load_torch
 
 _INTERPRETER = threading.Lock()
 """Held while Triton's interpreter runs: it replaces functions of `tl` for all threads."""
@@ -20,7 +21,9 @@ class Kernel:
     def __init__(self, source: KernelSource, config: Config) -> None:
         self.source, self.config = source, config
         self.is_interpreted = interpreted()
-        self._function = load_kernel(source.module(native=not self.is_interpreted))
+        native = not self.is_interpreted
+        self.is_chained = native and load_torch().cuda.get_device_capability() >= CHAINED
+        self._function = load_kernel(source.module(native, self.is_chained))
 
     def grid(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The numbers of programs."""
@@ -65,6 +68,7 @@ class Kernel:
             "num_warps": self.config.num_warps,
             "num_stages": self.config.num_stages,
             "enable_fp_fusion": self.source.contracts,
+            **({"launch_pdl": True} if self.is_chained else {}),
         }
 
     def _arguments(self, tensors: Mapping[str, Any], sizes: Mapping[str, int]) -> list[Any]:
