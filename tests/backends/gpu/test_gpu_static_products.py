@@ -27,7 +27,7 @@ def reports(tmp_path_factory):
 @pytest.mark.parametrize(
     "kernel, instructions",
     [
-        ("int8 on sm_90: matmul_i8_tma", {"wgmma", "tma"}),
+        ("int8 on sm_90: matmul_i8_tma", {"wgmma", "tma", "chained"}),
         ("int8 on sm_80: matmul_i8", {"mma", "cp_async"}),
         ("bf16 on sm_90: matmul_bf16_tma", {"wgmma", "tma"}),
         ("int4 row on sm_90: dequant_matmul_i4_words", {"dp4a", "v4_loads"}),
@@ -39,3 +39,8 @@ def test_the_static_choice_uses_the_units_and_does_not_spill(reports, kernel, in
     report = reports[kernel]
     assert instructions <= set(report["instructions"])
     assert report["spills"] == 0
+
+
+def test_kernels_are_chained_from_capability_9_on(reports):
+    for kernel, report in reports.items():
+        assert ("chained" in report["instructions"]) == ("sm_90" in kernel), kernel

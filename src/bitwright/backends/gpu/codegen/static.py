@@ -28,6 +28,7 @@ WARP = 32
 WIDEST_ALIGNMENT = 16
 """Of sizes, as Triton specializes kernels."""
 _INSTRUCTIONS = {
+    "chained": r"griddepcontrol\.wait",
     "wgmma": r"wgmma\.mma_async",
     "mma": r"\bmma\.sync",
     "tma": r"cp\.async\.bulk\.tensor",
