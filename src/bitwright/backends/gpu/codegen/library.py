@@ -243,6 +243,12 @@ _NATIVE_SOURCES = """
 def bw_reciprocal(x):
     form: tl.constexpr = "rcp.approx.ftz.f32 $0, $1;"
     return tl.inline_asm_elementwise(form, "=f,f", [x], tl.float32, True, 1)
+
+@triton.jit
+def bw_prefetch(address):
+    # brings the lines of these addresses to the L2 cache
+    form: tl.constexpr = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
+    tl.inline_asm_elementwise(form, "=r,l", [address.to(tl.int64)], tl.int32, False, 1)
 """
 """Forms on a GPU with inline PTX, which the interpreter has not; the others are their twins."""
 

@@ -106,6 +106,9 @@ class KernelSource:
     """Further `@triton.jit` functions that the body calls, as text."""
     native_body: str = ""
     """The body on a GPU where it differs (inline PTX); `body` is its twin in plain `tl`."""
+    early: str = ""
+    """Statements of a chained kernel that run before it waits for the kernel before, and so read
+    nothing from memory: they may bring constants to the L2 cache."""
 
     @property
     def constants(self) -> tuple[str, ...]:
@@ -119,7 +122,8 @@ class KernelSource:
         arguments = [*self.pointers, *self.sizes, *(f"{c}: tl.constexpr" for c in self.constants)]
         head = f"@triton.jit\ndef kernel({', '.join(arguments)}):\n"
         if chained:
-            body = f"gdc_launch_dependents()\ngdc_wait()\n{body}"
+            early = textwrap.dedent(self.early).strip("\n")
+            body = f"gdc_launch_dependents()\n{early}\ngdc_wait()\n{body}"
         own = "\n\n".join(
             part
             for part in (self.helpers.strip("\n"), head + textwrap.indent(body, "    "))
@@ -134,6 +138,7 @@ class KernelSource:
         facts = (
             self.module(),
             self.native_body,
+            self.early,
             tuple(self.pointers.items()),
             self.sizes,
             tuple(config.name for config in self.configs),

@@ -27,6 +27,8 @@ from bitwright.lir.buffer import View
 TMA_BYTES = 16
 """What addresses and strides of TMA are multiples of."""
 MANY_MATRICES = "matrices"
+FEW_ROWS = 512
+"""Up to so many rows, the time to bring weights from memory is worth hiding."""
 LIGHT = frozenset({"add", "sub", "mul", "cast", "relu", "requantize", "maximum", "minimum", "neg"})
 """Steps of a tail that need few registers."""
 
@@ -133,6 +135,7 @@ def launch_product(
     item = max(tail.tiles.dtype(tail.result).bits // 8, 1)
     form = product.tma_body if tma else product.pipelined_body
     twin, native = bodies(spec, lambda one: form(one, end))
+    is_few = isinstance(rows, int) and rows <= FEW_ROWS
     source = KernelSource(
         f"matmul_{x.dtype}{'_tma' if tma else ''}",
         twin,
@@ -145,6 +148,7 @@ def launch_product(
         work=work,
         helpers=product.HALVES,
         native_body=native,
+        early="" if tma or not is_few else product.early_weights(spec),
     )
     ctx.call(ctx.kernel(source), node, views, sizes, writes=(tail.result,), why=why)
 

@@ -31,6 +31,11 @@ F8 = (f8e4m3fn, f8e5m2)
 F8_PARTIAL = 128
 """The terms of an fp8 partial sum that the tensor core adds by itself."""
 
+LINE = 128
+"""Bytes of a line of the L2 cache."""
+MOST_LINES = 64
+"""Of a row of weights that are fetched early."""
+
 ORDER = """
 # tiles in groups of GROUP rows, so that programs that run together share operands
 group = tile // (GROUP * column_tiles)
@@ -278,6 +283,30 @@ w_from = w{" + w_batch" if batch else ""}
         return f"{head}\n{with_mask}\n{tail}\n"
     without = loop.format(first=first, body=_in(plain))
     return f"{head}\nif {whole}:\n{_in(without)}\nelse:\n{_in(with_mask)}\n{tail}\n"
+
+
+def early_weights(product: Product) -> str:
+    """Statements that bring the weights of a program's tile to the L2 cache before the kernel
+    before ends; "" where a tile has too many lines."""
+    item = max(product.w.bits // 8, 1)
+    row = product.w_strides[1]
+    if product.batch or product.w_strides[0] != 1 or not isinstance(product.depth, int):
+        return ""
+    lines = -(-product.depth * item // LINE)
+    if not isinstance(row, int) or not 0 < lines <= MOST_LINES:
+        return ""
+    lines = 1 << (lines - 1).bit_length()
+    columns = product.columns if isinstance(product.columns, int) else "N"
+    return f"""
+row_tiles = tl.cdiv(M, BM)
+column_tiles = tl.cdiv({columns}, BN)
+tile = tl.program_id(0)
+{ORDER}
+line = tl.arange(0, BN * {lines})
+w_row = tl.minimum(column_tile * BN + line // {lines}, {columns} - 1)
+w_line = tl.minimum((line % {lines}) * {LINE // item}, {product.depth} - 1)
+bw_prefetch(w + w_row.to(tl.int64) * {row} + w_line)
+"""
 
 
 def pipelined_grid(columns: Size, matrices: str = "") -> Grid:
