@@ -30,9 +30,9 @@ def reports(tmp_path_factory):
         ("int8 on sm_90: matmul_i8_tma", {"wgmma", "tma", "chained"}),
         ("int8 on sm_80: matmul_i8", {"mma", "cp_async"}),
         ("bf16 on sm_90: matmul_bf16_tma", {"wgmma", "tma"}),
-        ("int4 row on sm_90: dequant_matmul_i4_words", {"dp4a", "v4_loads"}),
+        ("int4 row on sm_90: dequant_matmul_i4_row", {"v4_loads"}),
         ("int4 rows on sm_90: dequant_matmul_i4_tiles", {"wgmma", "cp_async"}),
-        ("int8 convolution on sm_90: conv_i8", {"wgmma", "cp_async"}),
+        ("int8 convolution on sm_90: conv_i8_tma", {"wgmma", "tma"}),
     ],
 )
 def test_the_static_choice_uses_the_units_and_does_not_spill(reports, kernel, instructions):

@@ -7,7 +7,7 @@ sizes from 4096x768x768 to 4096x4096x4096, bf16 and int8, error at most 25%):
 
 All forms move and multiply bytes, so one table serves 16-bit and 8-bit operands. The estimate
 orders the tiles for a shape; tuning measures the first `CANDIDATES`, among which was the fastest
-of 25 for each of the sizes.
+of 40, or one within 2%, for each of the sizes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ UNKNOWN_ROWS = 4096
 """What a symbolic number of rows counts as."""
 FEW_ROWS = 64
 """The other number of rows that candidates for a symbolic number are chosen for."""
-CANDIDATES = 6
+CANDIDATES = 7
 F8_SHORT_SUM = 1024
 """Products of float8 over at most so many terms are summed by the tensor cores alone; see
 `product`."""
@@ -54,39 +54,42 @@ class Tile:
 
 
 TMA = (
-    Tile(128, 256, 128, 8, 3, 1, True, 4.22, 0.68, 1.83, 2.32, 2.08),
-    Tile(128, 128, 128, 4, 3, 2, True, 4.67, 0.302, 0.785, 1.25, 0.125),
-    Tile(128, 128, 128, 4, 3, 2, False, 1.49, 0.302, 1.98, 0.53, 0.09),
-    Tile(128, 128, 128, 8, 3, 2, False, 0.33, 0.342, 2.39, 0.0, 0.21),
-    Tile(128, 128, 64, 4, 4, 2, False, 2.48, 0.186, 1.17, 0.58, 0.26),
-    Tile(128, 128, 128, 4, 2, 3, False, 6.12, 0.416, 0.25, 0.53, 0.32),
-    Tile(64, 128, 128, 4, 3, 3, False, 1.69, 0.202, 0.717, 0.37, 0.21),
-    Tile(128, 64, 128, 4, 3, 3, False, 2.33, 0.217, 0.6, 0.32, 0.06),
-    Tile(64, 64, 128, 4, 4, 3, False, 2.43, 0.16, 0.4, 0.2, 0.1),
-    Tile(64, 32, 128, 4, 6, 3, False, 2.39, 0.13, 0.3, 0.1, 0.1),
-    Tile(64, 16, 128, 4, 6, 3, False, 1.72, 0.12, 0.25, 0.1, 0.1),
+    Tile(128, 256, 128, 8, 3, 1, True, 4.49, 0.693, 1.58, 0.81, 2.0),
+    Tile(128, 128, 128, 4, 3, 2, True, 2.44, 0.32, 1.66, 0.53, 0.3),
+    Tile(128, 128, 128, 4, 2, 3, True, 6.75, 0.419, 0.0, 0.64, 0.16),
+    Tile(128, 128, 128, 4, 3, 2, False, 1.09, 0.316, 1.88, 0.61, 0.52),
+    Tile(128, 128, 64, 4, 4, 2, False, 2.72, 0.209, 0.92, 0.65, 0.34),
+    Tile(128, 128, 128, 4, 2, 3, False, 6.3, 0.424, 0.21, 0.52, 0.31),
+    Tile(64, 128, 128, 4, 3, 3, False, 1.46, 0.211, 0.725, 0.36, 0.36),
+    Tile(128, 64, 128, 4, 3, 3, False, 2.58, 0.233, 0.51, 0.33, 0.14),
+    Tile(64, 128, 128, 4, 2, 3, True, 3.81, 0.321, 0.03, 0.36, 2.88),
+    Tile(64, 64, 128, 4, 4, 3, False, 2.0, 0.2, 0.35, 0.2, 0.1),
+    Tile(64, 32, 128, 4, 6, 3, False, 2.0, 0.15, 0.3, 0.1, 0.1),
+    Tile(64, 16, 128, 4, 6, 3, False, 1.7, 0.14, 0.25, 0.1, 0.1),
 )
 TMA_F8_LONG = (
-    Tile(128, 128, 128, 4, 3, 2, True, 2.75, 0.42, 0.94, 1.41, 0.13),
-    Tile(128, 128, 128, 4, 3, 2, False, 0.13, 0.402, 2.33, 0.82, 0.09),
-    Tile(64, 128, 128, 4, 3, 3, False, 1.28, 0.221, 0.79, 0.39, 0.21),
-    Tile(128, 64, 128, 4, 3, 3, False, 1.47, 0.249, 0.77, 0.3, 0.06),
-    Tile(128, 128, 256, 8, 3, 1, True, 2.72, 0.905, 1.28, 1.11, 0.13),
+    Tile(128, 128, 128, 4, 3, 2, True, 1.65, 0.406, 1.6, 1.1, 0.3),
+    Tile(128, 128, 128, 4, 3, 2, False, 0.1, 0.422, 2.21, 0.47, 0.1),
+    Tile(64, 128, 128, 4, 3, 3, False, 1.46, 0.224, 0.76, 0.47, 0.2),
+    Tile(128, 64, 128, 4, 3, 3, False, 1.42, 0.258, 0.74, 0.46, 0.1),
+    Tile(64, 128, 128, 4, 2, 3, True, 3.14, 0.329, 0.25, 0.32, 2.88),
     *(tile for tile in TMA if tile.rows * tile.columns <= 64 * 64),
 )
 """For sums of float8 products that are added in f32 every 128 terms."""
 PIPELINED = (
-    Tile(128, 256, 128, 8, 3, 1, False, 3.0, 0.76, 4.2, 1.0, 2.0),
-    Tile(128, 128, 128, 8, 3, 1, False, 2.97, 0.38, 2.11, 0.5, 0.5),
-    Tile(128, 128, 64, 4, 4, 2, False, 1.18, 0.192, 2.05, 0.52, 1.43),
-    Tile(64, 128, 128, 4, 3, 2, False, 0.89, 0.228, 0.9, 0.35, 0.3),
-    Tile(64, 64, 128, 4, 4, 2, False, 1.3, 0.17, 0.5, 0.2, 0.2),
-    Tile(64, 32, 128, 4, 5, 2, False, 1.35, 0.193, 0.2, 0.1, 0.1),
-    Tile(32, 64, 128, 4, 4, 2, False, 1.19, 0.305, 0.2, 0.1, 0.1),
-    Tile(64, 16, 128, 4, 5, 2, False, 1.04, 0.166, 0.2, 0.1, 0.1),
-    Tile(32, 32, 128, 4, 5, 2, False, 0.93, 0.192, 0.2, 0.1, 0.1),
-    Tile(16, 64, 128, 4, 5, 2, False, 0.9, 0.202, 0.2, 0.1, 0.1),
-    Tile(16, 32, 256, 4, 4, 2, False, 1.47, 0.208, 0.2, 0.1, 0.1),
+    Tile(128, 256, 128, 8, 3, 1, False, 3.6, 0.76, 4.2, 1.0, 2.0),
+    Tile(128, 128, 128, 8, 3, 1, False, 3.57, 0.38, 2.11, 0.5, 0.5),
+    Tile(128, 128, 64, 4, 4, 2, False, 1.78, 0.192, 2.05, 0.52, 1.43),
+    Tile(64, 128, 128, 4, 3, 2, False, 1.49, 0.228, 0.9, 0.35, 0.3),
+    Tile(64, 64, 128, 4, 5, 2, False, 1.9, 0.211, 0.3, 0.2, 0.2),
+    Tile(64, 32, 128, 4, 5, 2, False, 1.93, 0.161, 0.1, 0.1, 0.1),
+    Tile(64, 32, 128, 4, 7, 2, False, 2.15, 0.115, 0.1, 0.1, 0.1),
+    Tile(64, 16, 128, 4, 8, 2, False, 1.69, 0.126, 0.1, 0.1, 0.1),
+    Tile(64, 16, 256, 4, 4, 2, False, 1.38, 0.267, 0.1, 0.1, 0.1),
+    Tile(32, 32, 128, 4, 5, 2, False, 1.54, 0.197, 0.1, 0.1, 0.1),
+    Tile(32, 64, 128, 4, 4, 2, False, 1.79, 0.305, 0.1, 0.1, 0.1),
+    Tile(16, 64, 128, 4, 5, 2, False, 1.5, 0.202, 0.1, 0.1, 0.1),
+    Tile(16, 32, 256, 4, 4, 2, False, 1.48, 0.346, 0.1, 0.1, 0.1),
 )
 WIDE = (
     Tile(64, 64, 128, 4, 3, step=1.2, tail=0.5),
@@ -140,8 +143,7 @@ def estimate(
 ) -> float:
     """The expected microseconds of a product; `weight` is that of its tail."""
     tiles = cdiv(max(rows, 1), tile.rows) * cdiv(max(columns, 1), tile.columns)
-    share = tile.per_processor if tile.persistent else 1
-    count = cdiv(tiles, machine.multiprocessors * share) * share
+    count = cdiv(tiles, machine.multiprocessors)
     steps = cdiv(max(depth, 1) * max(x.bits // 8, 1), tile.depth)
     extra = (0.0, tile.function, tile.operand)[min(weight, 2)]
     return tile.start + count * (steps * tile.step + tile.tail + extra)
@@ -183,7 +185,7 @@ def pieces_of(
     if not tma:
         many = (1, 2, 4) if per_thread >= 128 else (1, 1, 2) if per_thread >= 64 else (1, 1, 1)
         pieces = many[min(weight, 2)]
-    elif per_thread >= 128 and weight and shares:
+    elif per_thread >= 128 and weight and shares and tile.warps < 8:
         pieces = 2
     most = max(min(tile.columns // 16, 4), 1)
     pieces = min(pieces, most)
