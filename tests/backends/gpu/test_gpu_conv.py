@@ -21,6 +21,7 @@ CASES = {
     "depthwise": ((2, 33, 7, 5), (33, 1, 3, 3), {"groups": 33, "pads": (1, 1, 1, 1)}),
     "multiplier": ((1, 4, 6, 6), (8, 1, 3, 3), {"groups": 4, "strides": (2, 2)}),
     "many images": ((64, 32, 3, 2), (9, 32, 3, 3), {"pads": (1, 1, 1, 1), "strides": (2, 1)}),
+    "dense strides": ((2, 32, 9, 8), (20, 32, 3, 5), {"pads": (1, 2, 1, 2), "strides": (3, 2)}),
     "few tiles": ((1, 512, 4, 5), (24, 512, 3, 3), {"pads": (1, 1, 1, 1)}),
     "wide dilation": (
         (3, 64, 5, 9),
@@ -105,6 +106,7 @@ def test_forms_of_convolutions():
         return [name for name in kernels if name.startswith("conv")]
 
     assert families(*CASES["many images"]) == ["conv_i8_tma"]
+    assert families(*CASES["dense strides"]) == ["conv_i8_tma"]
     assert families(*CASES["few tiles"]) == ["conv_i8_tma_split", "conv_sum_parts"]
     assert families(*CASES["first layer"]) == ["conv_pack_i8", "conv_i8_tma"]
     assert families(*CASES["odd channels"]) == ["conv_i8"]

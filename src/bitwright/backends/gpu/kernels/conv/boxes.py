@@ -4,8 +4,8 @@ The image is described to TMA with the axes (spatial..., images, channels). A ti
 a box of B0 × B1 positions of BI images; a step of its loop is BK channels of one tap, a load of the
 same box at shifted positions. Pixels outside of the image arrive as zeros, so padding costs
 nothing. A box of a single position in each of BI images needs no further step: such a tile goes
-from shared memory to the tensor cores, with any strides. Other boxes pass through registers and
-need strides of 1.
+from shared memory to the tensor cores, with any strides. Other boxes pass through registers; with
+strides, they need sizes that the strides divide.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ from bitwright.ir.dtype import DType
 Array = np.ndarray[Any, Any]
 MAX_RANK = 3
 """Of windows; TMA has five axes."""
-LEAST_SAVED = 16
+LEAST_SAVED = 8
 """Steps that split sums must save, for the kernel that adds them."""
 MOST_CONFIGS = 6
+MOST_WASTE = 4.0
+"""Positions that are computed for one of the result, where the other form is better."""
 UNKNOWN_IMAGES = 64
 """What a symbolic number of images counts as."""
 DEPTHS = (128, 64, 32)
@@ -65,10 +67,10 @@ TILES = (
     BoxTile(64, 32, 4, 5, 3, is_single=True),
     BoxTile(128, 128, 4, 3, 2, is_single=True),
 )
-LINE_CLOCKS = (3.5, 2.6)
+LINE_CLOCKS = (2.6, 2.4)
 """To load a row of a step, measured on an H200: of boxes, and of boxes of one position."""
-PRODUCT_CLOCKS = (1.6, 1.3)
-"""Relative to the peak."""
+PRODUCT_CLOCKS = (2.5, 1.6)
+"""Of the product of a step, relative to the peak; measured likewise."""
 PRODUCTS_PER_CLOCK = 4096.0
 """Of bytes, per multiprocessor."""
 STEP_CLOCKS = 200.0
@@ -105,25 +107,45 @@ def has_views(geometry: Geometry) -> bool:
     return geometry.taps == 1 and not geometry.is_padded
 
 
+def folded_axes(geometry: Geometry) -> tuple[int, ...]:
+    """Axes whose pixels are split by their remainder of the stride, so that a box with this stride
+    is dense: the remainder is an axis of its own, or part of the channels for the last axis."""
+    axes = tuple(a for a, stride in enumerate(geometry.strides) if stride > 1)
+    whole = all(
+        isinstance(size, int) and size % geometry.strides[a] == 0
+        for a, size in enumerate(geometry.sizes)
+    )
+    extra = sum(a < geometry.rank - 1 for a in axes)
+    return axes if whole and not has_views(geometry) and geometry.rank + extra <= MAX_RANK else ()
+
+
 def body(
     product: Product, geometry: Geometry, tail: str, has_border: bool = False, split: bool = False
 ) -> str:
     """`product.columns` are those of one group; with `has_border`, `border` is an operand. With
     `split`, program axis 1 is the part of the steps that it sums, and stores in `partial`."""
     axes = range(geometry.rank)
-    strided = has_views(geometry)
+    strided, folded = has_views(geometry), folded_axes(geometry)
     tile_counts = [f"T{a} = tl.cdiv(O{a}, B{a})" for a in axes]
     decode = ["left = left // column_tiles"]
     for a in reversed(axes):
         decode += [f"a{a} = (left % T{a}) * B{a}", f"left = left // T{a}"]
-    starts = []
+    starts, channel = [], "z * CG + k"
     for a in axes:
+        begin, stride = geometry.begins[a], geometry.strides[a]
         if strided:
             starts.append(f"a{a}")
-            continue
-        begin = f" - {geometry.begins[a]}" if geometry.begins[a] else ""
-        starts.append(f"a{a} * {geometry.strides[a]} + t{a}{begin}")
-    at = ", ".join([*starts, "image", "z * CG + k"])
+        elif a in folded:
+            before = cdiv(begin, stride)
+            tap = f"(t{a} + {before * stride - begin})"
+            starts.append(f"a{a} + {tap} // {stride} - {before}")
+            if a < geometry.rank - 1:
+                starts.append(f"{tap} % {stride}")
+            else:
+                channel = f"{tap} % {stride} * C + {channel}"
+        else:
+            starts.append(f"a{a} * {stride} + t{a}{f' - {begin}' if begin else ''}")
+    at = ", ".join([*starts, "image", channel])
     x_tile = f"tl.reshape(x.load([{at}]), (BM, BK))"
     w_tile = "w.load([z * N + column_tile * BN, tap * CG + k]).T"
     step = [
@@ -247,18 +269,29 @@ def border(geometry: Geometry, filters: Array, lack: int) -> Array:
 
 
 def descriptors(geometry: Geometry, filters: int) -> dict[str, Descriptor]:
-    axes = range(geometry.rank)
-    shape = [
-        _text(size, f"{'O' if has_views(geometry) else 'S'}{a}")
-        for a, size in enumerate(geometry.counts if has_views(geometry) else geometry.sizes)
-    ]
-    strides = [f"x_s{a}" for a in axes]
+    folded, last = folded_axes(geometry), geometry.rank - 1
+    sizes = geometry.counts if has_views(geometry) else geometry.sizes
+    shape: list[str | int] = []
+    strides: list[str | int] = []
+    block: list[str | int] = []
+    for a, size in enumerate(sizes):
+        stride = geometry.strides[a]
+        if a in folded:
+            assert isinstance(size, int)
+            shape.append(size // stride)
+            strides.append(f"x_f{a}")
+            block.append(f"B{a}")
+            if a == last:
+                continue
+        name = f"{'O' if has_views(geometry) else 'S'}{a}"
+        shape.append(stride if a in folded else _text(size, name))
+        strides.append(f"x_s{a}")
+        block.append(1 if a in folded else f"B{a}")
+    channels = geometry.channels * (geometry.strides[-1] if last in folded else 1)
     depth = geometry.taps * geometry.per_group
     return {
         "x": Descriptor(
-            (*shape, "IMAGES", geometry.channels),
-            (*strides, "x_image", 1),
-            (*(f"B{a}" for a in axes), "BI", "BK"),
+            (*shape, "IMAGES", channels), (*strides, "x_image", 1), (*block, "BI", "BK")
         ),
         "w": Descriptor((filters, depth), (depth, 1), ("BN", "BK")),
     }
@@ -276,6 +309,7 @@ def values(geometry: Geometry, images: Size, strides: Sequence[Size]) -> dict[st
     """Run-time sizes; `strides` are those of an image and of its spatial axes."""
     scale = geometry.strides if has_views(geometry) else (1,) * geometry.rank
     own = {f"x_s{a}": stride * scale[a] for a, stride in enumerate(strides[1:])}
+    own |= {f"x_f{a}": strides[1 + a] * geometry.strides[a] for a in folded_axes(geometry)}
     return {"IMAGES": images, "x_image": strides[0], **own, **geometry.values}
 
 
@@ -320,14 +354,21 @@ def configs(
     return tuple(config for _, config in best[:MOST_CONFIGS])
 
 
+def least_waste(geometry: Geometry, images: Size) -> float:
+    """How many positions tiles compute for one of the result, at least."""
+    found = [box_of(geometry, images, tile) for tile in TILES]
+    return min(waste for _, waste in filter(None, found))
+
+
 def box_of(geometry: Geometry, images: Size, tile: BoxTile) -> tuple[tuple[int, ...], float] | None:
     """The box with the fewest positions outside of the result, and the factor that they cost; None
     if the tile has no box."""
     count = images if isinstance(images, int) else UNKNOWN_IMAGES
     sizes = [size if isinstance(size, int) else 64 for size in geometry.counts]
     limits = []
+    dense = has_views(geometry) or bool(folded_axes(geometry))
     for size, stride in zip(sizes, geometry.strides, strict=True):
-        widest = 1 if tile.is_single or (stride > 1 and not has_views(geometry)) else size
+        widest = 1 if tile.is_single or (stride > 1 and not dense) else size
         limits.append(1 << max(widest - 1, 0).bit_length())
     options = []
     powers = [[1 << n for n in range(limit.bit_length())] for limit in limits]
@@ -339,7 +380,7 @@ def box_of(geometry: Geometry, images: Size, tile: BoxTile) -> tuple[tuple[int, 
             continue
         covered = math.prod(cdiv(n, b) * b / n for n, b in zip(sizes, own, strict=True))
         covered *= cdiv(count, rest) * rest / count
-        options.append((covered, own[-1], (*own, rest)))
+        options.append((covered, -own[-1], (*own, rest)))
     if not options:
         return None
     waste, _, blocks = min(options)
@@ -426,7 +467,8 @@ def _cost(
     steps = geometry.taps * geometry.per_group / depth
     alone = ALONE if tile.per_processor == 1 else 1.0
     each = steps * max(feed, product, STEP_CLOCKS) * alone + area * TAIL_CLOCKS
-    return math.ceil(programs / machine.multiprocessors) * each
+    rounds = math.ceil(programs / machine.multiprocessors)
+    return rounds * each * (1 + math.log2(max(waste, 1.0)) / 8)
 
 
 def _text(size: Size, name: str) -> str | int:

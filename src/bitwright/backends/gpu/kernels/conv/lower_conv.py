@@ -177,6 +177,8 @@ class Convolution:
         if geometry.is_pointwise and geometry.groups == 1 and self.packing is None:
             return False
         aligned = geometry.channels * self.dtype.bits // 8 % TMA_BYTES == 0
+        if self.packing is None and geometry.rank <= boxes.MAX_RANK:
+            aligned &= boxes.least_waste(geometry, self.shape[0]) < boxes.MOST_WASTE
         return (
             aligned
             and geometry.rank <= boxes.MAX_RANK

@@ -51,6 +51,8 @@ def lower_elementwise(ctx: GpuLowering, node: Node, region: RegionView) -> None:
     views = [ctx.view(v) for v in operands]
     order = leading_order(views, result.shape)
     y = ctx.output(result, order)
+    ones = tuple(axis for axis in order if result.shape[axis] == 1)  # no axis for the columns
+    order = (*ones, *(axis for axis in order if axis not in ones))
     names = {f"x{n}": broadcast(v, result.shape).transpose(order) for n, v in enumerate(views)}
     op = expression.steps[0].op if len(expression.steps) == 1 else "elementwise"
     _launch(ctx, node, f"{op}_{result.dtype}", expression, names, y.transpose(order))
