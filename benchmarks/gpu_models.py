@@ -21,7 +21,7 @@ from torch.nn import functional
 import bitwright as bw
 from bitwright.backends.gpu.lowering import registered
 from bitwright.backends.gpu.lowering.context import LOWERINGS
-from bitwright.backends.gpu.passes import BEFORE_PRECISION, GPU
+from bitwright.backends.gpu.passes import BEFORE_PRECISION, GPU, after_precision
 from bitwright.ir.dtype import dtype
 from bitwright.ir.graph import Graph
 from bitwright.ir.types import TensorType
@@ -146,7 +146,8 @@ def after_passes(graph: Graph, precision: str = "") -> Graph:
     if precision:
         graph = run_passes(graph, BEFORE_PRECISION, history)
         graph = apply_precision(graph, policy(precision))
-        graph = run_passes(graph, (canonicalize,), history)
+        after = after_precision(policy(precision))
+        graph = run_passes(graph, (canonicalize, *after), history)
     return run_passes(graph, GPU, history)
 
 

@@ -43,6 +43,7 @@ from bitwright.passes.simplify.separate_phases import separate_phases
 from bitwright.passes.simplify.share_constants import share_constants
 from bitwright.passes.simplify.sink_constants import sink_constants
 from bitwright.passes.simplify.sink_transposes import sink_transposes
+from bitwright.passes.simplify.widen_reductions import widen_reductions
 from bitwright.rewrite.trace import Trace
 
 PRECISION = "onnx.meta.bitwright.precision"
@@ -94,6 +95,7 @@ PASSES: dict[str, Pass] = {
         sink_constants,
         sink_transposes,
         store_signed,
+        widen_reductions,
     )
 }
 
@@ -161,7 +163,8 @@ def make_program(fused: Graph, threads: int | None = None) -> Program:
 
 def _lower(graph: Graph, history: History, backend: Backend[Any, Any], chosen: Policy) -> Optimized:
     if not chosen.is_plain:
-        passes = (*backend.passes_before_precision, *_policy_passes(chosen))
+        before, after = backend.passes_before_precision, backend.passes_after_precision(chosen)
+        passes = (*before, *_policy_passes(chosen), *after)
         graph = run_passes(graph, passes, history)
     return Optimized(graph, run_passes(graph, backend.passes, history), history)
 

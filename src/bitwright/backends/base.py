@@ -26,6 +26,7 @@ from bitwright.lir.schedule import Step
 
 if TYPE_CHECKING:  # slow to import, and a warm start runs no pass
     from bitwright.passes.manager import Pass
+    from bitwright.passes.precision.policy import Policy
 
 Array = np.ndarray[Any, Any]
 ArtifactT = TypeVar("ArtifactT")
@@ -121,6 +122,10 @@ class Backend(ABC, Generic[ArtifactT, EngineT]):
     @property
     def passes_before_precision(self) -> tuple[Pass, ...]:
         """Passes that run before a precision policy is applied; skipped without a policy."""
+        return ()
+
+    def passes_after_precision(self, policy: Policy) -> tuple[Pass, ...]:
+        """Passes that run after a precision policy was applied; skipped without a policy."""
         return ()
 
     @property

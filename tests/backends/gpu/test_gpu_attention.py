@@ -81,3 +81,12 @@ def test_int8_attention_is_computed_in_tf32():
     q, k, v = (b.input(n, f"f32[1, 2, {s}, 16]") for n, s in (("q", 33), ("k", 65), ("v", 65)))
     exe = compiled(b.build(y=b.attention(q, k, v, int8=True)))
     assert "tf32 in place of int8" in exe.engine.artifact.schedule.steps[0].why
+
+
+@pytest.mark.parametrize("keys", [64, 128, 192, 384])
+@pytest.mark.parametrize("features, dtype", [(16, np.float32), (24, np.float16), (80, np.float16)])
+def test_all_keys_without_masks(keys, features, dtype):
+    """Numbers of keys that are a multiple of a block."""
+    q, k, v = (floats(1, h, n, features, dtype=dtype) for h, n in ((4, 70), (2, keys), (2, keys)))
+    wide = dtype == np.float32
+    check_node("attention", q, k, v, rtol=1e-5 if wide else 2e-3, atol=2e-5 if wide else 2e-3)

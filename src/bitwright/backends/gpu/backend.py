@@ -12,6 +12,7 @@ from bitwright.ir.graph import Graph
 
 if TYPE_CHECKING:
     from bitwright.passes.manager import Pass
+    from bitwright.passes.precision.policy import Policy
 
 
 class GpuBackend(Backend[GpuArtifact, GpuProgram]):
@@ -23,6 +24,11 @@ class GpuBackend(Backend[GpuArtifact, GpuProgram]):
 
         current_device()  # a machine without a GPU fails here, before the passes run
         return BEFORE_PRECISION
+
+    def passes_after_precision(self, policy: Policy) -> tuple[Pass, ...]:
+        from bitwright.backends.gpu.passes import after_precision
+
+        return after_precision(policy)
 
     @property
     def passes(self) -> tuple[Pass, ...]:

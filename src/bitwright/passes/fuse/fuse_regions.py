@@ -46,6 +46,7 @@ from bitwright.rewrite.trace import Trace
 # Element types that kernels compute with; other nodes are interpreter fallbacks.
 COMPUTED = frozenset({f64, f32, f16, bf16, i64, i32, i16, i8, u64, u32, u16, u8, bool_})
 F8 = (f8e4m3fn, f8e5m2)
+PRODUCTS = frozenset({"integer_conv", "integer_matmul", "conv", "matmul", "f8_matmul"})
 MAX_NODES = 128
 """Nodes per region: the compile time of a kernel grows faster than its size."""
 
@@ -71,7 +72,9 @@ class Kernels:
     quantizes_halves: bool = False
     """`dynamic_quantize` reads f16 and bf16 rows of a norm."""
     shows_rows: bool = False
-    """A norm stores its rows beside their static quantization."""
+    """A norm stores its rows, and a product its result, beside their static quantization."""
+    widens_late: bool = False
+    """Halves are stored as such, and widened to f32 where they are read."""
 
     def inlines(self, node: Node) -> bool:
         """Whether a kernel can inline a node."""
@@ -121,13 +124,16 @@ class Fusion:
         for node in graph.nodes:
             if not node.is_boundary:
                 self._place(node)
+        if kernels.widens_late:
+            for region in self.regions():
+                self._widen_late(region)
 
     def _place(self, node: Node) -> None:
         opdef = get(node.op)
         if self.kernels.inlines(node):
-            region = self._with_norm(node) or self._join(node)
+            region = self._with_anchor(node) or self._show_half(node) or self._join(node)
         elif opdef.takes_prologue or (opdef.reads_cast and _is_cast(node.inputs[0])):
-            region = self._with_norm(node) or self._with_prologue(node)
+            region = self._with_anchor(node) or self._with_prologue(node)
         else:
             region = Region([node], None if opdef.kind is Kind.MOVEMENT else node)
         self.home[node] = region
@@ -159,6 +165,39 @@ class Fusion:
         if found:
             self.trace.fired("fuse-epilogue", node.name, [merged.last.name])
         return merged
+
+    def _show_half(self, node: Node) -> Region | None:
+        """The region that shows the operand of a cast to half, if the cast is the only other
+        reader: it shows the half."""
+        if node.op != "cast" or node.attrs["to"] not in (f16, bf16):
+            return None
+        (x,) = node.operands
+        region = self.home.get(x.node)
+        if region is None or region.shown is not x or region.anchor is None:
+            return None
+        inside = sum(v is x for n in region.nodes for v in n.operands)
+        if region.anchor.op not in PRODUCTS or self.graph.uses[x] != inside + 1:
+            return None
+        region.nodes.insert(region.nodes.index(x.node) + 1, node)
+        (region.shown,) = node.outputs
+        return region
+
+    def _widen_late(self, region: Region) -> None:
+        """Moves a cast of halves to f32 from the end of a region into the region that reads it."""
+        cast = region.last
+        if cast.op != "cast" or cast.attrs["to"] != f32 or region.shown is not None:
+            return
+        (x,), (y,) = cast.operands, cast.outputs
+        reader = next((n for n in self.graph.nodes if y in n.operands), None)
+        if self.home.get(x.node) is not region or x.dtype not in (f16, bf16) or reader is None:
+            return
+        opdef, home = get(reader.op), self.home.get(reader)
+        is_first = reader.inputs[0] is y and (opdef.takes_prologue or opdef.reads_cast)
+        if home is None or self.graph.uses[y] != 1 or not (is_elementwise(reader) or is_first):
+            return
+        region.nodes.remove(cast)
+        home.nodes.insert(home.nodes.index(reader), cast)
+        self.home[cast] = home
 
     def _absorb_shared(self, node: Node, found: list[Region]) -> None:
         """Adds elementwise regions whose result has several readers, all of them inside by now."""
@@ -200,8 +239,8 @@ class Fusion:
         self.trace.fired("fuse-prologue", node.name, [node.name])
         return merged
 
-    def _with_norm(self, node: Node) -> Region | None:
-        """The region of a norm with the quantization of its rows, or None.
+    def _with_anchor(self, node: Node) -> Region | None:
+        """The region of a norm or product with the quantization of its result, or None.
 
         A static quantization that is the only reader is an epilogue (`_join`). Elementwise nodes in
         between must read only the norm and constants.
@@ -219,16 +258,23 @@ class Fusion:
                 return None
             between, source = region.nodes, found
             region = self.home.get(source.node)
-        if region is None or region.anchor is None or not get(region.anchor.op).quantizes_rows:
+        if region is None or region.anchor is None:
             return None
-        is_row = region.anchor.attrs["axis"] in (-1, source.rank - 1)
-        if region.last is not source.node or source.shape != operand.shape or not is_row:
+        is_static = node.op != "dynamic_quantize"
+        opdef, is_row = get(region.anchor.op), is_static and region.anchor.op in PRODUCTS
+        if opdef.quantizes_rows:
+            is_row = region.anchor.attrs["axis"] in (-1, source.rank - 1)
+        if (
+            region.shown is not None
+            or region.last is not source.node
+            or source.shape != operand.shape
+            or not is_row
+        ):
             return None
         halves = (f16, bf16) if self.kernels.quantizes_halves else ()
         if source.dtype not in (f32, *halves) or source.node.outputs != (source,):
             return None
         reads = sum(v is source for n in (*between, node) for v in n.operands)
-        is_static = node.op != "dynamic_quantize"
         others = [v for v in node.operands if v is not operand]
         if is_static and (
             self.graph.uses[source] == reads or not all(v.is_constant for v in others)

@@ -41,6 +41,11 @@ def lower_integer(graph: Graph, trace: Trace) -> Graph:
     return rewrite(graph, RULES, trace, forward_uses)
 
 
+def lower_integer_sharing(graph: Graph, trace: Trace) -> Graph:
+    """As `lower_integer`, for kernels that store a sum beside its quantization."""
+    return rewrite(graph, SHARING_RULES, trace, forward_uses)
+
+
 def forward_uses(graph: Graph) -> Counter[Value]:
     """How many times the forward pass reads each value.
 
@@ -67,4 +72,8 @@ RULES = [
     requantize_rule(),
     *recurrence_rules(),
     grouped_rule(),
+]
+SHARING_RULES = [
+    requantize_rule(shares=True) if rule.name == "quantize-to-requantize" else rule
+    for rule in RULES
 ]

@@ -10,6 +10,7 @@ Scales that training changes are divided in the graph.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,8 +39,10 @@ BOUND = 2.0**29
 """A value below this can be rounded and shifted by a zero point without a range check."""
 
 
-def requantize_rule() -> Rule:
-    return Rule.from_plan("quantize-to-requantize", any_operands("quantize"), _plan, _lower)
+def requantize_rule(shares: bool = False) -> Rule:
+    """`shares`: a value with other readers is computed once, in its own unit, and then divided."""
+    plan = partial(_plan, shares=shares)
+    return Rule.from_plan("quantize-to-requantize", any_operands("quantize"), plan, _lower)
 
 
 class _Requantize(NamedTuple):
@@ -48,7 +51,7 @@ class _Requantize(NamedTuple):
     """Whether the division can join the scales of the operands (`_is_linear`)."""
 
 
-def _plan(m: Match) -> _Requantize | str:
+def _plan(m: Match, shares: bool) -> _Requantize | str:
     node = m.root
     x, scale, _ = operands.quantize_operands(node)
     known = known_scale(scale)
@@ -61,7 +64,7 @@ def _plan(m: Match) -> _Requantize | str:
         if not (np.isfinite(known).all() and (known > 0).all()):
             return "its scale is not a positive number"
         known = np.asarray(known.reshape(-1)[0])
-    is_linear = _is_linear(m, x)
+    is_linear = _is_linear(m, x) and not (shares and m.uses(x) != 1)
     if is_linear or operands.comes_from_product(x):
         return _Requantize(known, is_linear)
     return "it does not come from a product"

@@ -96,6 +96,17 @@ def part_before(region: RegionView) -> Part:
     return _part((), _nodes_before(region), operand)
 
 
+def part_after(region: RegionView) -> Part:
+    """The epilogue of a region, with all results of the region."""
+    source = _anchor(region).outputs[0]
+    if region.body is None:
+        return _part((source,), (), source)
+    before = _nodes_before(region)
+    inner = (n for n in region.body.nodes if not n.is_boundary and n is not region.anchor)
+    after = tuple(node for node in inner if node not in before)
+    return _part((source,), after, *(value for _, value in region.body.outputs))
+
+
 def _anchor(region: RegionView) -> Node:
     if region.anchor is None or region.anchor.inputs[0] is None:
         raise CompileError("a region without an anchor has no prologue or epilogue")
@@ -125,10 +136,10 @@ def part_between(region: RegionView, source: Value, result: Value) -> Part:
     return _part((source,), chosen, result)
 
 
-def _part(given: tuple[Value, ...], nodes: tuple[Node, ...], result: Value) -> Part:
-    """The expression of nodes that compute `result`; it loads the operands they do not compute."""
+def _part(given: tuple[Value, ...], nodes: tuple[Node, ...], *results: Value) -> Part:
+    """The expression of nodes that compute `results`; it loads the operands they do not compute."""
     computed = {*given, *(value for node in nodes for value in node.outputs)}
-    read = [v for node in nodes for v in node.operands if not _is_scalar(v)] + [result]
+    read = [v for node in nodes for v in node.operands if not _is_scalar(v)] + [*results]
     loaded = tuple(dict.fromkeys(v for v in read if v not in computed))
     inner: dict[Value, Value] = {}
     body: list[Node] = []
@@ -139,7 +150,9 @@ def _part(given: tuple[Value, ...], nodes: tuple[Node, ...], result: Value) -> P
         inputs = tuple(None if v is None else inner.get(v, v) for v in node.inputs)
         body.append(node.with_(inputs=inputs))
         inner.update(zip(node.outputs, body[-1].outputs, strict=True))
-    graph = Graph("part", tuple(body), (("result", inner.get(result, result)),))
+    names = ("result", *(f"result{number}" for number in range(1, len(results))))
+    found = tuple((name, inner.get(v, v)) for name, v in zip(names, results, strict=True))
+    graph = Graph("part", tuple(body), found)
     return Part(Expression.of(graph), loaded)
 
 

@@ -33,12 +33,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bitwright.backends.cpu.codegen.expression import Expression
-from bitwright.backends.cpu.lowering.region import Part, broadcast, collapse
+from bitwright.backends.cpu.lowering.region import Part, broadcast, collapse, part_after
 from bitwright.backends.gpu.codegen.expression import as_stored, loaded, render, why_not_render
 from bitwright.backends.gpu.lowering.context import GpuLowering, NoKernelError, RegionView
 from bitwright.ir.dim import Size
 from bitwright.ir.dtype import DType
+from bitwright.ir.graph import Node
 from bitwright.lir.buffer import View
+
+SHOWN = "y_shown"
 
 
 @dataclass(frozen=True)
@@ -243,6 +246,27 @@ class Tail(Head):
     """An epilogue and its store."""
 
     result: str = "y"
+    shown: str = ""
+    """A second result: a value of the epilogue that has other readers."""
+
+    @classmethod
+    def of_region(
+        cls,
+        ctx: GpuLowering,
+        node: Node,
+        region: RegionView,
+        order: Sequence[int] | None = None,
+    ) -> Tail:
+        """The epilogue of a region, with outputs for all its results in the memory `order`."""
+        views = [ctx.output(value, order) for value in node.outputs]
+        beside = dict(zip(("y", SHOWN), views, strict=False))
+        head = Head.of(ctx, region, part_after(region), views[0].shape, order, "e", beside)
+        shown = SHOWN if len(views) > 1 else ""
+        return cls(head.expression, head.tiles, head.operands, "y", shown)
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        return (self.result, self.shown) if self.shown else (self.result,)
 
     @classmethod
     def of(  # type: ignore[override]
@@ -263,7 +287,8 @@ class Tail(Head):
     ) -> str:
         """Statements that compute the epilogue of `given` (in its computed type) and store it, by
         the statement `store(result, value)` if given."""
-        lines, (value,) = self.lines([given], at)
+        lines, (value, *others) = self.lines([given], at)
+        lines += [self.tiles.store(self.shown, other, at) for other in others]
         if store is None:
             last = self.tiles.store(self.result, value, at)
         else:

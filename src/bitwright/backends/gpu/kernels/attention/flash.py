@@ -17,7 +17,13 @@ from bitwright.ir.dtype import f32
 
 def flash_source(form: Attention) -> KernelSource:
     wide, deep = padded(form.features), padded(form.values)
+    scores = [
+        f"s = tl.dot(qt, kt{form.dot})",
+        *form.score_lines("h", "m"),
+        *form.softmax_lines(),
+    ]
     at = At("(b * heads + h) * queries + m", "dv", "m < queries", f"dv < {form.values}")
+    block = form.whole_block
     mask = "m < queries" if wide == form.features else f"(m < queries) & (dq < {form.features})"
     lines = [
         "h = (tl.program_id(1) % heads).to(tl.int64)",
@@ -28,23 +34,12 @@ def flash_source(form: Attention) -> KernelSource:
         f"dq = tl.arange(0, {wide})[None, :]",
         f"d = tl.arange(0, {wide})[:, None]",
         f"dv = tl.arange(0, {deep})[None, :]",
-        *form.offset_lines(),
-        "position = before + m",
-        "first = before + tl.program_id(0) * BM",
-        "last = before + tl.minimum(tl.program_id(0) * BM + BM, queries) - 1",
-        *form.range_lines("first", "last"),
-        "low = (tl.maximum(low, 0) // BN) * BN",
+        *([] if block else _bounds(form)),
         f"qt = tl.load(q + b * q_s0 + h * q_s1 + m.to(tl.int64) * q_s2 + dq, {mask}, other=0.0)",
         'top = tl.full([BM], float("-inf"), tl.float32)',
         "sums = tl.zeros([BM], tl.float32)",
         f"acc = tl.zeros([BM, {deep}], tl.float32)",
-        *form.key_loops(
-            [
-                f"s = tl.dot(qt, kt{form.dot})",
-                *form.score_lines("h", "m"),
-                *form.softmax_lines(),
-            ]
-        ),
+        *(form.whole_lines() if block else form.key_loops(scores)),
         "found = acc / tl.where(sums == 0, 1.0, sums)[:, None]",
         *form.tail.text("found", at, 0).split("\n"),
     ]
@@ -73,6 +68,18 @@ def flash_source(form: Attention) -> KernelSource:
     )
 
 
+def _bounds(form: Attention) -> list[str]:
+    """Statements for the keys `low` to `high` that the queries of a program may see."""
+    return [
+        *form.offset_lines(),
+        "position = before + m",
+        "first = before + tl.program_id(0) * BM",
+        "last = before + tl.minimum(tl.program_id(0) * BM + BM, queries) - 1",
+        *form.range_lines("first", "last"),
+        "low = (tl.maximum(low, 0) // BN) * BN",
+    ]
+
+
 def _sizes(form: Attention) -> tuple[str, ...]:
     return (*form.sizes, *form.stride_sizes, *form.tail.sizes)
 
@@ -84,20 +91,18 @@ def _grid(size: Mapping[str, int]) -> Sequence[int]:
 def _configs(form: Attention) -> tuple[Config, ...]:
     """BN fixes the order of sums; candidates differ in BM, warps and stages only."""
     widest = max(padded(form.features), padded(form.values))
+    block = form.whole_block
+    tiles: tuple[tuple[int, int, int], ...]
     if form.element == f32:
-        keys = 64 if widest <= 64 else 32
-        return (
-            Config({"BM": 64, "BN": keys}, 4, 2),
-            Config({"BM": 32, "BN": keys}, 4, 2),
-            Config({"BM": 64, "BN": keys}, 8, 2),
-        )
-    if widest > 128:
-        return (Config({"BM": 64, "BN": 32}, 8, 2), Config({"BM": 128, "BN": 32}, 8, 2))
-    found = (
-        Config({"BM": 64, "BN": 64}, 4, 3),
-        Config({"BM": 128, "BN": 64}, 8, 3),
-        Config({"BM": 64, "BN": 64}, 4, 2),
-        Config({"BM": 128, "BN": 64}, 8, 2),
+        keys, tiles = 64 if widest <= 64 else 32, ((64, 4, 2), (32, 4, 2), (64, 8, 2))
+    elif widest > 128:
+        keys, tiles = 32, ((64, 8, 2), (128, 8, 2))
+    elif block and widest <= 64:
+        keys = block
+        tiles = ((128, 8, 2), (64, 4, 2), (128, 4, 2), (64, 4, 1), (128, 8, 1), (64, 4, 3))
+    else:
+        keys, tiles = 64, ((64, 4, 3), (128, 8, 3), (64, 4, 2), (128, 8, 2))
+        tiles += ((128, 4, 3), (64, 8, 3)) if widest <= 64 else ()
+    return tuple(
+        Config({"BM": rows, "BN": block or keys}, warps, stages) for rows, warps, stages in tiles
     )
-    narrow = (Config({"BM": 128, "BN": 64}, 4, 3), Config({"BM": 64, "BN": 64}, 8, 3))
-    return (*found, *narrow) if widest <= 64 else found

@@ -64,6 +64,58 @@ class Attention:
         bounds = self.causal, self.window is not None, self.window_right is not None
         return any(bounds) or "lengths" in self.views
 
+    @property
+    def whole_block(self) -> int:
+        """The keys per block where every query sees all keys, a known multiple of it; else 0."""
+        total = self.sizes["total"]
+        is_plain = not (self.is_bounded or self.has_past or "mask" in self.views or self.softcap)
+        if not is_plain or not isinstance(total, int) or self.scale <= 0:
+            return 0
+        widest = max(padded(self.features), padded(self.values))
+        blocks = (128, 64) if self.element != f32 and widest <= 64 else (64, 32)
+        return next((n for n in blocks if total % n == 0 and total), 0) if widest <= 128 else 0
+
+    def whole_lines(self) -> list[str]:
+        """Statements that compute `acc` and `sums` from all keys, without masks.
+
+        The scale is positive, so that it joins the exponent: 2^(c s - c max(s)).
+        """
+        scale, total = self.scale * LOG2_E, self.sizes["total"]
+        wide = "" if padded(self.features) == self.features else f", d < {self.features}"
+        deep = "" if padded(self.values) == self.values else f", dv < {self.values}"
+        lines = [
+            f"kt = tl.load(k_row + key.to(tl.int64) * k_s2 + d{wide and wide + ', other=0.0'})",
+            "values = tl.load(v_row + down.to(tl.int64) * v_s2 + dv"
+            f"{deep and deep + ', other=0.0'})",
+            f"s = tl.dot(qt, kt{self.dot})",
+        ]
+        rows = [f"{n}_row = {n} + b * {n}_s0 + kv * {n}_s1" for n in self.key_names]
+        first = "tl.arange(0, BN)"
+        if total == self.whole_block:
+            return [
+                *rows,
+                f"key, down = {first}[None, :], {first}[:, None]",
+                *lines,
+                f"p = tl.exp2(s * {scale!r} - (tl.max(s, axis=1) * {scale!r})[:, None])",
+                "sums = tl.sum(p, axis=1)",
+                f"acc = tl.dot(p.to({self.type_name}), values{self.dot})",
+            ]
+        inside = [
+            f"key, down = start + {first}[None, :], start + {first}[:, None]",
+            *lines,
+            f"higher = tl.maximum(top, tl.max(s, axis=1) * {scale!r})",
+            f"p = tl.exp2(s * {scale!r} - higher[:, None])",
+            "shrink = tl.exp2(top - higher)",
+            "sums = sums * shrink + tl.sum(p, axis=1)",
+            "top = higher",
+            f"acc = tl.dot(p.to({self.type_name}), values, acc * shrink[:, None]{self.dot})",
+        ]
+        return [
+            *rows,
+            f"for start in range(0, {total}, BN):",
+            *(f"    {line}" for line in inside),
+        ]
+
     def range_lines(self, first: str, last: str) -> list[str]:
         """Statements for `low` and `high`, the keys that positions first..last may see."""
         lines = ["low = tl.full([], 0, tl.int32)", "high = tl.cast(total, tl.int32)"]

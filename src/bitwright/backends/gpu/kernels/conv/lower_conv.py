@@ -15,7 +15,7 @@ import numpy as np
 
 from bitwright.backends.cpu.kernels.matmul.lower_int8 import Weight
 from bitwright.backends.cpu.kernels.matmul.lower_matmul import optional_inputs
-from bitwright.backends.cpu.lowering.region import broadcast, split
+from bitwright.backends.cpu.lowering.region import broadcast
 from bitwright.backends.gpu.codegen.source import Config, KernelSource, Work
 from bitwright.backends.gpu.codegen.types import triton_type
 from bitwright.backends.gpu.kernels.conv import boxes, depthwise, implicit, packed
@@ -158,9 +158,7 @@ class Convolution:
         else:
             self.image = ctx.ordered(x, self.order)
         self.rows: Size = multiplied((x.shape[0], *counts))
-        self.tail = Tail.of(
-            ctx, region, split(region).after, ctx.output(node.outputs[0], self.order), self.order
-        )
+        self.tail = Tail.of_region(ctx, node, region, self.order)
         self.shape = (x.shape[0], *counts, len(w))
         """Of the result, channels last."""
 
@@ -292,7 +290,7 @@ class Convolution:
             helpers=HALVES,
             native_body=native,
         )
-        writes = "partial" if parts > 1 else self.tail.result
+        writes = "partial" if parts > 1 else ""
         self._call(source, views, sizes, f"{why}, boxes of the image", writes)
         if parts > 1:
             self._sum_parts(spec, parts, views["partial"], finish, end)
@@ -408,8 +406,9 @@ class Convolution:
         why: str,
         writes: str = "",
     ) -> None:
-        ctx, result = self.ctx, writes or self.tail.result
-        ctx.call(ctx.kernel(source), self.node, views, sizes, writes=(result,), why=why)
+        """Append a call that writes one view, or else the results."""
+        ctx, written = self.ctx, (writes,) if writes else self.tail.results
+        ctx.call(ctx.kernel(source), self.node, views, sizes, writes=written, why=why)
 
     def _pack(self, filters: Array) -> tuple[Array, int]:
         """Filters [M, taps × padded channels] or [M, padded taps × channels]; the padded length."""

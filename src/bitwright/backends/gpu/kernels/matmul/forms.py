@@ -150,7 +150,7 @@ def launch_product(
         native_body=native,
         early="" if tma or not is_few else product.early_weights(spec),
     )
-    ctx.call(ctx.kernel(source), node, views, sizes, writes=(tail.result,), why=why)
+    ctx.call(ctx.kernel(source), node, views, sizes, writes=tail.results, why=why)
 
 
 def _launch_split(
@@ -197,7 +197,7 @@ def _launch_split(
         product.pipelined_grid_of_sums(columns),
         contracts=may_contract(tail),
     )
-    ctx.call(ctx.kernel(source), node, views, sizes, writes=(tail.result,), why="sum of the parts")
+    ctx.call(ctx.kernel(source), node, views, sizes, writes=tail.results, why="sum of the parts")
 
 
 def tail_weight(tail: Tail) -> int:

@@ -8,7 +8,6 @@ import numpy as np
 
 from bitwright.backends.cpu.kernels.matmul.lower_int8 import Weight
 from bitwright.backends.cpu.kernels.matmul.lower_matmul import optional_inputs
-from bitwright.backends.cpu.lowering.region import split
 from bitwright.backends.gpu.kernels.matmul.forms import launch_product, place
 from bitwright.backends.gpu.kernels.matmul.operands import constant_matrix, matrices_of
 from bitwright.backends.gpu.kernels.matmul.zero_points import corrections, weight_corrections
@@ -30,7 +29,6 @@ def lower_integer_matmul(ctx: GpuLowering, node: Node, region: RegionView) -> No
         None if value is None else region.outer(value) for value in optional_inputs(anchor, 5)
     )
     assert x is not None and w is not None
-    after = split(region).after
     shape = anchor.outputs[0].shape
     array = constant_matrix(w)
     zeros = None if w_zero is None else constant_value(w_zero)
@@ -52,7 +50,7 @@ def lower_integer_matmul(ctx: GpuLowering, node: Node, region: RegionView) -> No
             shape,
             place(matrices),
         )
-    tail = Tail.of(ctx, region, after, ctx.output(node.outputs[0]))
+    tail = Tail.of_region(ctx, node, region)
     launch_product(ctx, node, matrices, tail, finish, why=WHY)
 
 

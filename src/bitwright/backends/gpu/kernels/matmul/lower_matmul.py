@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bitwright.backends.cpu.lowering.region import split
 from bitwright.backends.gpu.kernels.matmul.forms import launch_product
 from bitwright.backends.gpu.kernels.matmul.operands import constant_matrix, matrices_of
 from bitwright.backends.gpu.kernels.matmul.zero_points import corrections
@@ -27,7 +26,7 @@ def lower_f8_matmul(ctx: GpuLowering, node: Node, region: RegionView) -> None:
     assert anchor is not None
     x, w = (region.outer(value) for value in anchor.operands)
     matrices = matrices_of(ctx, x, w, constant_matrix(w), node.name)
-    tail = Tail.of(ctx, region, split(region).after, ctx.output(node.outputs[0]))
+    tail = Tail.of_region(ctx, node, region)
     launch_product(ctx, node, matrices, tail, why=f"{x.dtype} on tensor cores")
 
 
@@ -39,11 +38,10 @@ def lower_matmul(ctx: GpuLowering, node: Node, region: RegionView) -> None:
     is_integer = x.dtype in INTEGERS and w.dtype in INTEGERS
     if not is_integer and not (x.dtype in FLOATS and w.dtype in FLOATS):
         raise NoKernelError(f"there is no product of {x.dtype} and {w.dtype}")
-    after = split(region).after
     weight = constant_matrix(w)
     if is_integer:
         weight = None  # its signs are those of the operands, see `zero_points`
     matrices = matrices_of(ctx, x, w, weight, node.name)
     finish = corrections(matrices) if is_integer else None
-    tail = Tail.of(ctx, region, after, ctx.output(node.outputs[0]))
+    tail = Tail.of_region(ctx, node, region)
     launch_product(ctx, node, matrices, tail, finish, why=f"{x.dtype} on tensor cores")

@@ -75,9 +75,11 @@ class RowKernel:
 
     @property
     def config(self) -> Config:
-        """A warp per row for short rows, all warps for one long row."""
+        """Short rows take a warp, which needs no barriers; long ones all warps."""
         width = self.width
-        rows = 4 if width <= 512 else 2 if width <= 1024 else 1
+        if width <= 512:
+            return Config({"ROWS": 2, "COLUMNS": width}, 1, 1)
+        rows = 2 if width <= 1024 else 1
         warps = 4 if width <= 4096 else 8 if width <= 8192 else 16
         return Config({"ROWS": rows, "COLUMNS": width}, warps, 1)
 
