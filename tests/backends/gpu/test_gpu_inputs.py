@@ -1,5 +1,6 @@
 """What callers pass to programs on the GPU: devices, types, layouts, DLPack, threads, memory."""
 
+import pickle
 import threading
 
 import numpy as np
@@ -205,3 +206,10 @@ def test_a_stream_of_the_caller():
             y = exe.run({"x": x * number})["y"] + 1
         torch.cuda.current_stream().wait_stream(stream)
         assert (y == 2 * number + 1).all()
+
+
+def test_a_program_can_be_pickled():
+    exe = compiled(doubled())
+    x = np.ones((2, 3), np.float32)
+    again = pickle.loads(pickle.dumps(exe))
+    assert again.run(x)["y"].tolist() == exe.run(x)["y"].tolist() == [[2.0] * 3] * 2
