@@ -234,9 +234,12 @@ def prepare(name: str, folder: Path, tasks: Any, count: int) -> None:
     path = folder / f"{name}.bw"
     if not path.exists():
         bw.quantize(task.model, data=task.calibration).save(str(path))
+    exe = bw.compile(str(path))
+    reference = _closure(task.score).get("ref")
+    if reference is not None and not reference.exists():
+        task.score(lambda feed: list(exe.run(feed).values()))  # writes the reference
     data = kind.pack(task, count or kind.samples)
     data["input"] = np.array(next(iter(task.sample)))
-    exe = bw.compile(str(path))
     results = [
         kind.result(list(exe.run(feed).values())) for feed in kind.feeds(data, str(data["input"]))
     ]

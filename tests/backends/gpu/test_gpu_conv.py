@@ -128,6 +128,27 @@ def test_pooling_of_channels_last(op):
     assert why == ["channels last"]
 
 
+@pytest.mark.parametrize(
+    "taps, attrs",
+    [
+        ((2, 2), {"strides": (2, 2)}),
+        ((3, 3), {"strides": (2, 2), "pads": (1, 1, 1, 1), "output_padding": (1, 1)}),
+        ((4, 4), {"strides": (2, 2), "pads": (1, 1, 1, 1)}),
+        ((5,), {"strides": (3,), "pads": (1, 1)}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("precision", ["f32", "mixed"])
+def test_transposed_convolutions(taps, attrs, precision):
+    axes = ("h", "w")[: len(taps)]
+    x, w = values(2, 6, *(7, 5)[: len(taps)]), values(6, 4, *taps, seed=1)
+    b = bw.Builder("g")
+    one = b.input("x", f"f32[n, 6, {', '.join(axes)}]")
+    y = b.conv_transpose(one, b.constant(w), b.constant(values(4, seed=2)), **attrs)
+    atol = 1e-4 if precision == "f32" else 5e-2
+    check_graph(b.build(y=b.relu(y)), {"x": x}, atol=atol, precision=precision)
+
+
 def test_a_network_stays_channels_last():
     b = bw.Builder("g")
     x = b.input("x", "f32[n, 3, 12, 12]")

@@ -1,5 +1,6 @@
 """The passes of the GPU backend: those of the CPU backend, and what GPU kernels want otherwise.
 
+    conv_transpose    as convolutions of its phases (`separate_phases`)
     int8 attention    computed in the precision of its operands (`plain_attention`)
     u8                stored as i8 (`store_signed`)
     quantization      reads half rows, and comes before movement (`quantize_early`)
@@ -29,12 +30,14 @@ from bitwright.passes.precision.policy import Policy
 from bitwright.passes.simplify.canonicalize import canonicalize
 from bitwright.passes.simplify.expand_composites import expand_composites_but_f8
 from bitwright.passes.simplify.separate_bias import separate_bias
+from bitwright.passes.simplify.separate_phases import separate_phases
 from bitwright.passes.simplify.sink_transposes import sink_transposes
 from bitwright.passes.simplify.widen_reductions import widen_reductions
 from bitwright.rewrite.trace import Trace
 
 # Quantized products first: the precision policy applies only to floating-point values.
 BEFORE_PRECISION: tuple[Pass, ...] = (
+    separate_phases,
     plain_attention,
     sink_transposes,
     merge_projections,
@@ -71,6 +74,7 @@ def fuse_regions(graph: Graph, trace: Trace) -> Graph:
 
 
 GPU: tuple[Pass, ...] = (
+    separate_phases,
     sink_transposes,
     merge_projections,
     lower_integer_sharing,
