@@ -53,7 +53,7 @@ class Draw:
     def __init__(self, seed: int, is_tiny: bool) -> None:
         self.rng, self.is_tiny = np.random.default_rng(seed), is_tiny
         self.b = bw.Builder(f"exact{seed}")
-        self.x_type, self.w_type = (self.one("i8", "u8") for _ in range(2))
+        self.x_type, self.w_type = self.one("i8", "u8"), self.one("i8", "i8", "u8")
         self.words = [self.x_type, self.w_type]
         self.shapes: dict[str, list[Any]] = {}
         """Types and sizes of the inputs; a text is the name of a size that varies."""
@@ -118,7 +118,8 @@ class Draw:
         return self.b.integer_matmul(x, w, x_zero, w_zero, bias), columns, len(batch) + 2
 
     def zero(self, name: str, element: str, shape: tuple[Any, ...]) -> Any:
-        kind = self.one("no", "constant", "given", "given along an axis")
+        kinds = ("constant", "given", "given along an axis")
+        kind = self.one("no", self.one(*kinds), self.one(*kinds))
         self.words.append(f"{name} {kind}")
         if kind == "no":
             return None
@@ -128,7 +129,10 @@ class Draw:
 
     def conv(self) -> tuple[Any, int, int]:
         axes = self.one(1, 2, 2)
-        groups, per_group = self.one(1, 1, 2, 5), self.size(70)
+        groups, per_group = (
+            self.one(1, 1, 2, 5),
+            self.one(self.size(70), self.size(70), 32, 64, 128),
+        )
         filters = groups * self.size(70)
         if is_depthwise := self.one(True, False, False):
             groups, per_group = self.size(70), 1

@@ -298,6 +298,32 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     return row
 
 
+def layers(name: str, options: argparse.Namespace) -> None:
+    """Print how much of every quantized value differs between the GPU and the CPU."""
+    with np.load(options.folder / f"{name}.npz") as file:
+        data = dict(file)
+    graph = bw.load(str(options.folder / f"{name}.bw"))
+    values = [v for node in graph.nodes if "quantize" in node.op for v in node.outputs[:1]]
+    values = [v for v in values if v.dtype.is_integer]
+    taps = tuple((f"layer {n} {v.name}", v) for n, v in enumerate(values))
+    whole = graph.with_(outputs=(*taps, *graph.outputs))
+    on_gpu, on_cpu = bw.compile(whole, target=options.target), bw.compile(whole)
+    differs: dict[str, list[int]] = {}
+    largest: dict[str, float] = {}
+    for number, feed in enumerate(TASKS[name].feeds(data, str(data["input"]))):
+        if number >= (options.runs or 1):
+            break
+        got, want = on_gpu.run(feed), on_cpu.run(feed)
+        for key in want:
+            count = differs.setdefault(key, [0, 0])
+            apart = np.abs(got[key].astype(np.float64) - want[key].astype(np.float64))
+            count[0] += int((apart > 0).sum())
+            count[1] += apart.size
+            largest[key] = max(largest.get(key, 0.0), float(apart.max(initial=0)))
+    for key, (wrong, count) in differs.items():
+        print(f"{name:12s} {key:50s} {wrong} of {count} differ, at most by {largest[key]:.3g}")
+
+
 def show(row: Mapping[str, Any]) -> str:
     head = f"{row['model']:12s} {row['precision']:5s} {row['runs']:5d} runs"
     tail = f"same results {row['same_results']:.3f}, distance {row['distance']:.1e}"
@@ -338,6 +364,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=0, help="stop after so many runs, no score")
     parser.add_argument("--target", default="cuda")
     parser.add_argument("--precision", default="", help="of what is not quantized: mixed, ...")
+    parser.add_argument("--layers", action="store_true", help="compare quantized values instead")
     parser.add_argument("--json", type=Path)
     options = parser.parse_intermixed_args()
     warnings.simplefilter("ignore")
@@ -349,6 +376,9 @@ def main() -> int:
         return 0
     rows = []
     for name in options.names or [n for n in TASKS if (options.folder / f"{n}.npz").exists()]:
+        if options.layers:
+            layers(name, options)
+            continue
         try:
             rows.append(measure(name, options))
             print(show(rows[-1]), flush=True)

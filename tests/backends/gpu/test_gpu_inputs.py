@@ -165,7 +165,7 @@ def test_a_run_that_ran_out_of_memory_leaves_nothing_behind(monkeypatch):
         def limited(nbytes, device, what, calls=calls, failing=failing):
             calls.append(what)
             if len(calls) > failing:
-                raise RunError(f"the GPU has not enough memory for {what}")
+                raise memory.DeviceMemoryError(f"the GPU has not enough memory for {what}")
             return allocate(nbytes, device, what)
 
         rows = np.ones((3 + failing, 8), np.float32)
@@ -181,6 +181,22 @@ def test_a_run_that_ran_out_of_memory_leaves_nothing_behind(monkeypatch):
     assert exe.run(x)["z"].reshape(-1).tolist() == [8.0] * 3
 
 
+def test_memory_of_other_sizes_is_given_up_for_a_run(monkeypatch):
+    exe, allocate = compiled(two_steps()), memory.allocate
+    for rows in (2, 3, 4):
+        exe.run(np.ones((rows, 8), np.float32))
+
+    def limited(nbytes, device, what):
+        if len(exe.engine._prepared) > 2:
+            raise memory.DeviceMemoryError(f"the GPU has not enough memory for {what}")
+        return allocate(nbytes, device, what)
+
+    monkeypatch.setattr(memory, "allocate", limited)
+    found = exe.run(np.ones((5, 8), np.float32))
+    assert found["z"].reshape(-1).tolist() == [8.0] * 5
+    assert len(exe.engine._prepared) == 1
+
+
 @native
 def test_too_large_a_run_is_an_error_and_the_next_one_works():
     b = bw.Builder("outer")
@@ -194,6 +210,22 @@ def test_too_large_a_run_is_an_error_and_the_next_one_works():
         small = np.ones((4, 1), np.float32)
         assert (exe.run(small, small.T)["y"] == -1).all()
     assert torch.cuda.mem_get_info()[0] > 0.8 * free
+
+
+@native
+def test_results_that_do_not_fit_beside_values_between_steps():
+    b = bw.Builder("outer")
+    x, w = b.input("x", "f32[n, 1]"), b.input("w", "f32[1, n]")
+    exe = compiled(b.build(y=b.softmax(b.softmax(b.matmul(x, w)), axis=0)))
+    torch.cuda.empty_cache()
+    free = torch.cuda.mem_get_info()[0]
+    n = int((0.6 * free / 4) ** 0.5)
+    with pytest.raises(RunError, match="not enough memory"):
+        exe.run(np.ones((n, 1), np.float32), np.ones((1, n), np.float32))
+    torch.cuda.empty_cache()
+    assert torch.cuda.mem_get_info()[0] > 0.9 * free
+    small = np.ones((4, 1), np.float32)
+    assert (exe.run(small, small.T)["y"] == 0.25).all()
 
 
 @native

@@ -42,6 +42,15 @@ class DirectRun:
         replay = run.whole_graph
         if replay is None or len(program.schedule.outputs) != len(program.graph.outputs):
             return None
+        with load_torch().inference_mode(False):  # runs outside of the caller's mode write to them
+            inputs, outputs = cls._tensors(program, run, feeds)
+        return cls(replay, inputs, outputs, run.memory.bindings)
+
+    @staticmethod
+    def _tensors(
+        program: GpuProgram, run: PreparedRun, feeds: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The inputs and outputs in the run's memory."""
         memory = run.memory
         buffers = {b.name: b for b in program.input_buffers}
         inputs = {}
@@ -57,7 +66,7 @@ class DirectRun:
             for size in shape:
                 count *= size
             outputs[name] = memory.tensor(view)[:count].view(shape)
-        return cls(replay, inputs, outputs, memory.bindings)
+        return inputs, outputs
 
     def run(self, tensors: list[Any]) -> dict[str, Any]:
         """New tensors by name; `tensors` are the inputs in the graph's order."""

@@ -21,6 +21,10 @@ ALIGN = 256
 """Bytes; TMA needs 16, whole cache lines are faster."""
 
 
+class DeviceMemoryError(RunError):
+    """Too little memory on the device."""
+
+
 def allocate(nbytes: int, device: Any, what: str) -> Any:
     """Uninitialized bytes on the device; a clear error if there is no room."""
     torch = load_torch()
@@ -32,7 +36,7 @@ def allocate(nbytes: int, device: Any, what: str) -> Any:
             raise
         if device.type == "cuda":
             empty_cache()
-        raise RunError(
+        raise DeviceMemoryError(
             f"the GPU has not enough memory for {what}", found=f"{nbytes / 2**20:,.1f} MiB wanted"
         ) from None
 

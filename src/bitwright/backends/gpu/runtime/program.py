@@ -26,7 +26,13 @@ from bitwright.backends.gpu.runtime.arguments import Given, Results, fault_error
 from bitwright.backends.gpu.runtime.device import Device
 from bitwright.backends.gpu.runtime.direct import DirectRun, key_of
 from bitwright.backends.gpu.runtime.kernels import KernelError, KernelTable
-from bitwright.backends.gpu.runtime.memory import ALIGN, DeviceMemory, allocate, is_out_of_memory
+from bitwright.backends.gpu.runtime.memory import (
+    ALIGN,
+    DeviceMemory,
+    DeviceMemoryError,
+    allocate,
+    is_out_of_memory,
+)
 from bitwright.backends.gpu.runtime.prepared import PreparedRun
 from bitwright.backends.gpu.runtime.queue import FaultRecord, RunQueue
 from bitwright.backends.gpu.runtime.states import DeviceStates
@@ -71,6 +77,10 @@ class GpuProgram:
         self.states: Any = DeviceStates(self.graph, artifact, device)
         self._prepared: OrderedDict[Any, PreparedRun] = OrderedDict()
         self._direct: dict[Any, DirectRun] = {}
+        self._has_states = any(
+            b.storage is Storage.STATE and b is not artifact.fault_buffer
+            for b in artifact.schedule.buffers
+        )
         self.input_buffers = tuple(
             b for b in artifact.schedule.buffers if b.storage is Storage.INPUT
         )
@@ -117,9 +127,20 @@ class GpuProgram:
             if found is not None:
                 return found
         given = read_inputs(self.graph, feeds, self.device.torch_device)
+        retries = len(self._prepared) > 0 and not self._has_states
+        try:
+            return self._run_given(given, feeds, out or {})
+        except DeviceMemoryError:
+            if not retries:
+                raise
+        return self._run_given(given, feeds, out or {})  # without the memory of other sizes
+
+    def _run_given(
+        self, given: Given, feeds: Mapping[str, Any], out: Mapping[str, Any]
+    ) -> dict[str, Any]:
         with self._running():
             self._raise_late_fault(must_wait=not given.on_device)
-            return self._run_prepared(given, feeds, out or {})
+            return self._run_prepared(given, feeds, out)
 
     @contextmanager
     def _running(self) -> Iterator[None]:
@@ -127,11 +148,15 @@ class GpuProgram:
             raise RunError("a run of this executable is under way in this thread")
         try:
             yield
+        except DeviceMemoryError:
+            self._forget()
+            raise
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
             self._forget()
-            raise RunError("the GPU has not enough memory for the run", found=str(error)) from None
+            what = "the GPU has not enough memory for the run"
+            raise DeviceMemoryError(what, found=str(error)) from None
         finally:
             self._lock.release()
 
@@ -288,7 +313,9 @@ class GpuProgram:
         for buffer in self.input_buffers:
             raw = given.raw[buffer.name]
             if raw.numel():
-                run.memory.raw(buffer)[: raw.numel()].copy_(raw, non_blocking=True)
+                # pinned memory of the caller must be read before a run on tensors returns
+                waits = given.on_device and not raw.is_cuda
+                run.memory.raw(buffer)[: raw.numel()].copy_(raw, non_blocking=not waits)
 
     def raise_fault(self, bindings: Mapping[str, int]) -> None:
         """Raise the error that a kernel recorded, if any."""
