@@ -131,7 +131,7 @@ class Draw:
         axes = self.one(1, 2, 2)
         groups, per_group = (
             self.one(1, 1, 2, 5),
-            self.one(self.size(70), self.size(70), 32, 64, 128),
+            self.one(self.size(70), self.size(70), 32, 64, 128, 3),
         )
         filters = groups * self.size(70)
         if is_depthwise := self.one(True, False, False):
@@ -139,7 +139,8 @@ class Draw:
             filters = groups * self.one(1, 2)
         taps = [int(v) for v in self.rng.integers(1, 4, axes)]
         w = self.constant(self.w_type, filters, per_group, *taps)
-        x = self.given("x", self.x_type, "batch", groups * per_group, *("h", "w")[:axes])
+        sizes = self.one(("h", "w"), ("h", "w"), (24, 18))
+        x = self.given("x", self.x_type, "batch", groups * per_group, *sizes[:axes])
         attrs = {
             "strides": tuple(int(v) for v in self.rng.integers(1, 4, axes)),
             "dilations": tuple(int(v) for v in self.rng.integers(1, 3, axes)),

@@ -35,8 +35,9 @@ LEAST_SAVED = 8
 MOST_CONFIGS = 6
 MOST_WASTE = 4.0
 """Positions that are computed for one of the result, where the other form is better."""
-UNKNOWN_IMAGES = 64
+UNKNOWN_IMAGES = 4
 """What a symbolic number of images counts as."""
+UNKNOWN_SIZE = 64
 DEPTHS = (128, 64, 32)
 """Bytes of a step, the longest first."""
 
@@ -364,7 +365,7 @@ def box_of(geometry: Geometry, images: Size, tile: BoxTile) -> tuple[tuple[int, 
     """The box with the fewest positions outside of the result, and the factor that they cost; None
     if the tile has no box."""
     count = images if isinstance(images, int) else UNKNOWN_IMAGES
-    sizes = [size if isinstance(size, int) else 64 for size in geometry.counts]
+    sizes = [size if isinstance(size, int) else UNKNOWN_SIZE for size in geometry.counts]
     limits = []
     dense = has_views(geometry) or bool(folded_axes(geometry))
     for size, stride in zip(sizes, geometry.strides, strict=True):
@@ -443,7 +444,7 @@ def _tiles(geometry: Geometry, config: Config, images: int, columns: int) -> int
     size = config.constants
     found = cdiv(images, size["BI"]) * cdiv(columns, size["BN"])
     for a, count in enumerate(geometry.counts):
-        found *= cdiv(count, size[f"B{a}"]) if isinstance(count, int) else UNKNOWN_IMAGES
+        found *= cdiv(count if isinstance(count, int) else UNKNOWN_SIZE, size[f"B{a}"])
     return found
 
 
@@ -458,7 +459,7 @@ def _cost(
 ) -> float:
     """The estimated clocks; `depth` is the bytes of a step."""
     count = images if isinstance(images, int) else UNKNOWN_IMAGES
-    sizes = [size if isinstance(size, int) else 64 for size in geometry.counts]
+    sizes = [size if isinstance(size, int) else UNKNOWN_SIZE for size in geometry.counts]
     programs = waste * math.prod(sizes) * count / tile.positions
     programs *= cdiv(columns, tile.columns) * geometry.groups
     area = tile.positions * tile.columns
