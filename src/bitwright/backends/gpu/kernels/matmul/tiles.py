@@ -178,15 +178,15 @@ def pieces_of(
     Read off the compiler's reports: with 128 sums per thread, functions need two ranges and
     operands of the result's shape, read through pointers, four. A TMA form with one tile per
     program reuses the memory of its operands for the tail, and has registers for all of it unless
-    three programs share them.
+    three programs share them; one program per multiprocessor has them too.
     """
     per_thread = tile.rows * tile.columns // (32 * tile.warps)
-    pieces, shares = 1, tile.persistent or tile.per_processor > 2
+    pieces = 1
     if not tma:
         many = (1, 2, 4) if per_thread >= 128 else (1, 1, 2) if per_thread >= 64 else (1, 1, 1)
         pieces = many[min(weight, 2)]
-    elif per_thread >= 128 and weight and shares and tile.warps < 8:
-        pieces = 2
+    elif per_thread >= 128 and tile.per_processor > 1:
+        pieces = 2 if tile.per_processor > 2 or (weight and tile.persistent) else 1
     most = max(min(tile.columns // 16, 4), 1)
     pieces = min(pieces, most)
     if not tma:
