@@ -11,6 +11,7 @@ from bitwright.errors import ExportError, GraphError, ParseError
 from bitwright.ir import container, parse, to_text
 from bitwright.ir.dtype import DTYPES, dtype, f32
 from bitwright.ir.graph import Graph, Node, sorted_nodes
+from bitwright.ir.packing import pack_values, unpack_values
 from bitwright.ir.types import TensorType
 from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.check import verify
@@ -118,6 +119,33 @@ def test_byte_form_round_trips_and_maps_arrays(tmp_path):
     assert to_text(again) == to_text(graph)
     assert not again.value("w").node.attrs["value"].flags.owndata
     assert [p.name for p in tmp_path.iterdir()] == ["g.bw"]
+
+
+@pytest.mark.parametrize("name", ["i4", "u4", "i2", "u2", "f4e2m1"])
+@pytest.mark.parametrize("shape", [(0, 3), (7,), (33, 129)])
+def test_small_values_are_packed_in_byte_form(name, shape, tmp_path, monkeypatch):
+    b = Builder("g")
+    bits = DTYPES[name].bits
+    fields = np.random.default_rng(0).integers(0, 1 << bits, shape)
+    values = unpack_values(
+        pack_values(fields.reshape(-1).astype(np.uint8), bits), DTYPES[name], fields.size
+    ).reshape(shape)
+    graph = b.build(b.constant(values))
+    path = tmp_path / "g.bw"
+    graph.save(path)
+    (found,) = (v.node.attrs["value"] for v in container.load(path).constants)
+    assert found.dtype == values.dtype and found.shape == shape
+    np.testing.assert_array_equal(found.view(np.uint8), values.view(np.uint8))
+    assert to_text(container.load(path)) == to_text(graph)
+    if values.size > 1000:
+        assert path.stat().st_size < values.size * bits // 8 + 1000
+        data = path.read_bytes()
+        path.write_bytes(data.replace(b'"packed"', b'"unpack"'))
+        with pytest.raises(ParseError, match="unknown form"):
+            container.load(path)
+        path.write_bytes(data.replace(b"[33, 129]", b"[33, 139]"))
+        with pytest.raises(ParseError):
+            container.load(path)
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "empty", "garbage"])

@@ -12,7 +12,7 @@ pytest.importorskip("tokenizers", reason="the tokenizers package is not installe
 from bitwright.errors import RunError
 from bitwright.llm.generation.generate import generate
 from bitwright.llm.generation.options import Options
-from bitwright.llm.generation.sampling import Sampler, log_probabilities, uniform
+from bitwright.llm.generation.sampling import Sampler, largest, log_probabilities, uniform
 from bitwright.llm.generation.speculation import PromptLookup
 from bitwright.llm.generation.stops import StopFinder
 
@@ -275,3 +275,24 @@ def test_logits_that_are_not_finite():
         Sampler(Options(), [], 3).choose(np.full(3, np.nan, np.float32), 0)
     with pytest.raises(RunError, match="empty mask"):
         Sampler(Options(), [], 3).choose(np.zeros(3, np.float32), 0, np.zeros(3, bool))
+
+
+@pytest.mark.parametrize("size", [1, 15, 97, 5000])
+def test_the_largest_values_are_those_of_a_sort(size):
+    rng = np.random.default_rng(size)
+    for values in (rng.standard_normal(size), rng.integers(0, 9, size), np.full(size, -np.inf)):
+        logits = values.astype(np.float32)
+        logits[rng.random(size) < 0.3] = -np.inf
+        order = np.argsort(-logits, kind="stable")
+        for count in {1, 2, 40, size // 2, size} - {0}:
+            np.testing.assert_array_equal(largest(logits, count), order[:count])
+
+
+def test_draws_among_many_tokens():
+    logits = np.full(700, -np.inf, np.float32)
+    logits[[3, 256, 699]] = np.log([0.5, 0.3, 0.2])
+    sampler = Sampler(Options(temperature=1.0, seed=5), [], 700)
+    found = [sampler.choose(logits, position) for position in range(3000)]
+    for token, share in ((3, 0.5), (256, 0.3), (699, 0.2)):
+        assert abs(found.count(token) / 3000 - share) < 0.04
+    assert len(set(found)) == 3

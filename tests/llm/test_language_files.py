@@ -1,5 +1,7 @@
 """Language models from files: the compiled form in the cache folder, sessions, batches."""
 
+import shutil
+
 import numpy as np
 import pytest
 
@@ -54,6 +56,35 @@ def test_a_warm_start_compiles_nothing(path, tmp_path, monkeypatch):
     other = LanguageModel(path, threads=2, context=40, slots=3)
     assert (other.context, other.engine.decoder.slots) == (40, 3)
     np.testing.assert_array_equal(logits_of(other), truth)
+
+
+def test_a_warm_start_of_a_folder(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv(knobs.CACHE.name, str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir()
+    own, links = tmp_path / "own", tmp_path / "models--x" / "snapshots" / "1"
+    shutil.copytree(folder, own)
+    links.mkdir(parents=True)
+    blobs = tmp_path / "models--x" / "blobs"
+    shutil.copytree(folder, blobs)
+    for file in blobs.iterdir():
+        (links / file.name).symlink_to(file)
+    cold = {path: logits_of(LanguageModel(path, threads=1, context=32)) for path in (own, links)}
+    monkeypatch.setattr(compiled, "compile", None)  # a call would fail
+    for path, truth in cold.items():
+        lm = LanguageModel(path, threads=1, context=32)
+        assert isinstance(lm.engine.decoder.executable, CachedExecutable)
+        np.testing.assert_array_equal(logits_of(lm), truth)
+    tiny_models.save_decoder("llama", own, changes={"attention_bias": True})
+    with pytest.raises(TypeError):
+        LanguageModel(own, threads=1, context=32)
+    weights = links / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    (blobs / "other").write_bytes(data)
+    weights.unlink()
+    weights.symlink_to(blobs / "other")  # another revision
+    with pytest.raises(TypeError):
+        LanguageModel(links, threads=1, context=32)
 
 
 @pytest.mark.parametrize("cache", ["f16", "i8", "f32"])

@@ -5,13 +5,16 @@
     index    JSON: {"text": ..., "arrays": {key: [dtype, shape, offset, nbytes]}}
     padding, then raw little-endian arrays at their offsets, counted from the padding's end
 
-Reading memory-maps the file and copies no array. Nothing in it is executed (no pickle).
+Values of 2 and 4 bits are packed, which a fifth item of their row says; files of earlier versions
+hold a byte for each. Reading memory-maps the file and copies no other array. Nothing in it is
+executed (no pickle).
 """
 
 from __future__ import annotations
 
 import errno
 import json
+import math
 import mmap
 import os
 import tempfile
@@ -24,12 +27,14 @@ import numpy as np
 from bitwright.errors import ExportError, ParseError
 from bitwright.ir.dtype import DTYPES, dtype, string
 from bitwright.ir.graph import Graph
+from bitwright.ir.packing import pack_values, unpack_values
 from bitwright.ir.parser import parse
 from bitwright.ir.payload import Array
 from bitwright.ir.printer import Printer, to_text
 
 MAGIC = b"BWGRAPH1"
 ALIGN = 64
+PACKED = "packed"
 
 
 def write_atomically(path: str | Path, write: Callable[[IO[bytes]], None]) -> None:
@@ -90,14 +95,21 @@ def _parts(graph: Graph) -> Iterator[Any]:
     arrays: dict[str, Any] = {}
     offset = 0
     for key, array in printer.blobs.items():
-        arrays[key] = [dtype(array.dtype).name, list(array.shape), offset, array.nbytes]
-        offset += -(-array.nbytes // ALIGN) * ALIGN
+        element = dtype(array.dtype)
+        packed = [PACKED] if element.values_per_byte > 1 else []
+        nbytes = element.nbytes(array.size) if packed else array.nbytes
+        arrays[key] = [element.name, list(array.shape), offset, nbytes, *packed]
+        offset += -(-nbytes // ALIGN) * ALIGN
     index = json.dumps({"text": text, "arrays": arrays}).encode()
     index += b" " * (-(len(index) + 16) % ALIGN)
     yield MAGIC + len(index).to_bytes(8, "little") + index
     for array in printer.blobs.values():
-        yield np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-        yield b"\0" * (-array.nbytes % ALIGN)
+        element = dtype(array.dtype)
+        raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        if element.values_per_byte > 1:
+            raw = pack_values(raw, element.bits)
+        yield raw.data
+        yield b"\0" * (-raw.nbytes % ALIGN)
 
 
 def save_text(graph: Graph, path: str | Path) -> None:
@@ -138,8 +150,16 @@ def _graph(data: memoryview, where: str) -> Graph:
     return parse(text, blobs)
 
 
-def _array(body: memoryview, name: str, shape: list[int], offset: int, nbytes: int) -> Array:
+def _array(
+    body: memoryview, name: str, shape: list[int], offset: int, nbytes: int, form: str = ""
+) -> Array:
     element = DTYPES[name]
     if element == string or offset < 0 or nbytes < 0 or offset + nbytes > len(body):
         raise ValueError("an array lies outside the file")
-    return np.frombuffer(body[offset : offset + nbytes], dtype=element.numpy).reshape(shape)
+    raw = body[offset : offset + nbytes]
+    if form == "":
+        return np.frombuffer(raw, dtype=element.numpy).reshape(shape)
+    count = math.prod(shape)
+    if form != PACKED or element.values_per_byte == 1 or element.nbytes(count) != nbytes:
+        raise ValueError(f"an array of {name} has the unknown form {form!r}")
+    return unpack_values(np.frombuffer(raw, np.uint8), element, count).reshape(shape)

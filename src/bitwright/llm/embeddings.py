@@ -128,7 +128,8 @@ class DecoderEmbedder(_TextEmbedder):
     """Vectors of texts by a decoder: `model` is what `load_model` returned.
 
     `pooling` is "last", "mean" or "cls" (the first token's state); None takes what the model's
-    files say. `normalize` makes vectors of length 1.
+    files say. `normalize` makes vectors of length 1. `path` is where the model was loaded from
+    as it is; its compiled form is then kept in the cache folder.
     """
 
     def __init__(
@@ -138,6 +139,7 @@ class DecoderEmbedder(_TextEmbedder):
         pooling: str | None = None,
         normalize: bool = True,
         target: str = "cpu",
+        path: str | Path | None = None,
     ) -> None:
         stated = model.config.pooling
         pooling = pooling or (stated if stated in POOLINGS else "last")
@@ -151,7 +153,8 @@ class DecoderEmbedder(_TextEmbedder):
         hidden = model.for_hidden_states(_SLOTS)
         cache = hidden.cache
         layout = f"hidden context={cache.context} cache={cache.element} exact={model.exact}"
-        executable = compile_model(hidden, hidden.source.path, layout, threads, target)
+        path = None if path is None else Path(path)
+        executable = compile_model(hidden, path, layout, threads, target)
         self._decoder = Decoder(executable, "hidden")
 
     def _tokens_of(self, text: str) -> list[int]:
@@ -208,4 +211,4 @@ def open_embedder(
     if read_source(path).config.is_encoder:
         return Embedder(load_encoder(path, exact=exact), threads)
     model = load_model(path, context=context, exact=exact)
-    return DecoderEmbedder(model, threads, pooling, normalize)
+    return DecoderEmbedder(model, threads, pooling, normalize, path=path)

@@ -59,7 +59,7 @@ class LanguageModel:
         layout = f"context={context} slots={slots} cache={cache} exact={exact}"
         self.engine = Engine(Decoder(compile_model(model, path, layout, threads, target)))
         self.scheduler = Scheduler(self.engine)
-        self._threads, self._target = threads, target
+        self._path, self._threads, self._target = path, threads, target
 
     # text
 
@@ -151,7 +151,7 @@ class LanguageModel:
         """Makes vectors of texts; a graph of its own, compiled when it is first asked for."""
         if not isinstance(self.model, DecoderModel):
             raise BitwrightError(f"the model {self.name!r} makes no embeddings")
-        return DecoderEmbedder(self.model, self._threads, target=self._target)
+        return DecoderEmbedder(self.model, self._threads, target=self._target, path=self._path)
 
     def embed(self, texts: Iterable[str | Sequence[int]]) -> Array:
         """One vector of length 1 for each text or list of tokens, f32[texts, width]."""

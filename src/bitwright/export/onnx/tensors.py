@@ -14,6 +14,7 @@ from onnx import TensorProto
 
 from bitwright.frontend.onnx.tensor import DATA_TYPES
 from bitwright.ir.dtype import dtype, string
+from bitwright.ir.packing import pack_values
 
 Array = np.ndarray[Any, Any]
 PIECE = 1 << 22
@@ -43,7 +44,7 @@ def raw_pieces(array: Array) -> Iterator[memoryview]:
     element = dtype(array.dtype)
     for piece in _flat_pieces(array):
         if element.bits < 8:
-            yield _packed(piece.view(np.uint8), element.bits).data
+            yield pack_values(piece.view(np.uint8), element.bits).data
         else:
             yield piece.view(np.uint8).data
 
@@ -71,14 +72,3 @@ def _flat_pieces(array: Array) -> Iterator[Array]:
     else:
         for start in range(0, array.size, PIECE):
             yield array.flat[start : start + PIECE]
-
-
-def _packed(values: Array, bits: int) -> Array:
-    """Several values per byte, the first in the lowest bits."""
-    per_byte = 8 // bits
-    fields = values & np.uint8((1 << bits) - 1)
-    fields = np.pad(fields, (0, -fields.size % per_byte)).reshape(-1, per_byte)
-    packed = fields[:, 0].copy()
-    for position in range(1, per_byte):
-        packed |= fields[:, position] << np.uint8(position * bits)
-    return packed

@@ -21,14 +21,14 @@ import numpy as np
 from bitwright.frontend.language.config import ModelConfig
 from bitwright.frontend.language.decoder import DecoderLayers, require_all_used
 from bitwright.frontend.language.stored import StoredTensor
-from bitwright.frontend.language.weights import Weights, require_format
+from bitwright.frontend.language.weights import Weights, dequantized, require_format
 from bitwright.ir import Graph
 from bitwright.ir.dim import symbol
 from bitwright.ir.dtype import DTYPES, f32
 from bitwright.ir.graph import Value
 from bitwright.ir.types import TensorType
 from bitwright.ops.core.builder import Builder
-from bitwright.ops.quant.block_formats import OUTLIER, format_named
+from bitwright.ops.quant.block_formats import OUTLIER, RUN, format_named
 
 Array = np.ndarray[Any, Any]
 
@@ -45,6 +45,9 @@ class Runs:
 
 def runs_of(tensor: StoredTensor) -> Runs:
     """The integers of a tensor in a block format."""
+    if tensor.scale is not None:
+        runs = np.repeat(tensor.scale[..., None], tensor.shape[-1] // RUN, axis=-1)
+        return Runs(np.ascontiguousarray(tensor.data), runs, None, RUN)
     form = format_named(tensor.format)
     assert form.split is not None
     data = np.ascontiguousarray(tensor.data).reshape(-1, form.nbytes)
@@ -149,6 +152,8 @@ class PlainWeights(Weights):
     def matrix(self, name: str, *shape: int) -> StoredTensor:
         tensor = self.get(name, *shape)
         require_format(tensor, self.where)
+        if tensor.scale is not None and tensor.shape[-1] % RUN:
+            return StoredTensor(name, "F32", tensor.shape, dequantized(tensor))
         return tensor
 
     def runs(self, tensor: StoredTensor) -> Runs:

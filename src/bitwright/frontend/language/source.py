@@ -23,7 +23,7 @@ from bitwright.frontend.language.config import ModelConfig
 from bitwright.frontend.language.decoder import CacheShape, decoder_graph
 from bitwright.frontend.language.encoder import encoder_graph
 from bitwright.frontend.language.from_metadata import config_from_metadata
-from bitwright.frontend.language.stored import StoredTensor
+from bitwright.frontend.language.stored import ROW_FORMAT, SCALE, StoredTensor
 from bitwright.frontend.language.weights import dequantized
 from bitwright.ir import Graph, container
 from bitwright.ir.dtype import DTYPES
@@ -205,14 +205,14 @@ def _report(text: Any) -> dict[str, Any]:
 
 def _readable(tensor: StoredTensor) -> StoredTensor:
     """The tensor, in f16 if no kernel reads its format."""
-    if tensor.format in FORMATS or tensor.is_plain:
+    if tensor.format in (*FORMATS, ROW_FORMAT) or tensor.is_plain:
         return tensor
     return replace(tensor, format="F16", data=dequantized_by_package(tensor).astype(np.float16))
 
 
 def dequantized_by_package(tensor: StoredTensor) -> Any:
     """f32 values of a format that only the `gguf` package knows."""
-    if tensor.format in FORMATS or tensor.is_plain:
+    if tensor.format in (*FORMATS, ROW_FORMAT) or tensor.is_plain:
         return dequantized(tensor)
     try:
         from gguf import GGMLQuantizationType
@@ -241,31 +241,44 @@ def source_of_graph(graph: Graph, path: Path) -> ModelSource:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ImportModelError(f"{path} is damaged: {error}") from None
     tensors = {}
+    values = {value.name: value.node.attrs.get("value") for value in graph.parameters}
+    scales = {name: f"{name}{SCALE}" for name, (kind, _) in rows.items() if kind == ROW_FORMAT}
     for value in graph.parameters:
+        if value.name in scales.values():
+            continue
         kind, shape = rows.get(value.name, ("F32", ()))
         data = value.node.attrs.get("value")
         if data is None:
             raise ImportModelError(f"{path} is damaged: {value.name!r} has no value")
-        tensors[value.name] = _restored(value.name, kind, shape, data, path)
+        scale = values.get(scales.get(value.name, ""))
+        tensors[value.name] = _restored(value.name, kind, shape, data, scale, path)
     tokenizer = TokenizerSource.from_json(graph.meta.get(TOKENIZER_KEY, ""))
     return ModelSource(path, config, tensors, tokenizer, report)
 
 
-def _restored(name: str, kind: str, shape: tuple[int, ...], data: Any, path: Path) -> StoredTensor:
-    """A tensor of a parameter: blocks of bytes, floats as bytes, or a vector in f32."""
+def _restored(
+    name: str, kind: str, shape: tuple[int, ...], data: Any, scale: Any, path: Path
+) -> StoredTensor:
+    """A tensor of a parameter: blocks of bytes, floats as bytes, rows of integers with their
+    scales, or a vector in f32."""
     if data.shape == shape and data.dtype == "f4":
         return StoredTensor(name, "F32", shape, data)
-    form, columns = BY_NAME.get(kind), shape[-1] if shape else 1
-    fits = (
-        form is not None
-        and data.dtype == "u1"
-        and columns % form.block == 0
-        and data.shape == (*shape[:-1], columns // form.block * form.nbytes)
-    )
+    columns = shape[-1] if shape else 1
+    form = BY_NAME.get(kind)
+    if kind == ROW_FORMAT:
+        fits = data.dtype == "i1" and data.shape == shape and scale is not None
+        fits = fits and scale.dtype == "f4" and scale.shape == shape[:-1]
+    else:
+        fits = (
+            form is not None
+            and data.dtype == "u1"
+            and columns % form.block == 0
+            and data.shape == (*shape[:-1], columns // form.block * form.nbytes)
+        )
     if not fits:
         raise ImportModelError(
             f"{path} is damaged: tensor {name!r} does not fit its format {kind} {list(shape)}"
         )
     if re.fullmatch("B?F[0-9]+", kind):
         data = data.view(DTYPES[kind.lower()].numpy).reshape(shape)
-    return StoredTensor(name, kind, shape, data)
+    return StoredTensor(name, kind, shape, data, scale)

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from bitwright.errors import ImportModelError, UnsupportedError
-from bitwright.frontend.language.stored import StoredTensor
+from bitwright.frontend.language.stored import ROW_FORMAT, SCALE, StoredTensor
+from bitwright.ir.dtype import f32, u8
 from bitwright.ir.graph import Value
 from bitwright.ops.core.builder import Builder
 from bitwright.ops.quant.block_formats import FORMATS, OUTLIER, format_named
@@ -28,6 +29,7 @@ class Weights:
     ) -> None:
         self.b, self.tensors, self.where, self.exact = b, tensors, where, exact
         self._made: dict[str, Value] = {}
+        self._rows: dict[Value, Value] = {}
         self.inputs: dict[str, Value] = {}
         """What each matrix is multiplied by."""
 
@@ -62,6 +64,8 @@ class Weights:
         self, x: Value, name: str, outputs: int, inputs: int, outlier: float = OUTLIER
     ) -> Value:
         """x[n, inputs] times the matrix [outputs, inputs], plus its bias if there is one."""
+        if self.get(f"{name}.weight", outputs, inputs).format == ROW_FORMAT:
+            return self._linear_by_rows(x, name, outputs)
         blocks, kind = self.blocks(f"{name}.weight", outputs, inputs)
         self.inputs[f"{name}.weight"] = x
         bias = self.vector(f"{name}.bias", outputs) if f"{name}.bias" in self else None
@@ -71,9 +75,40 @@ class Weights:
 
     def rows(self, tokens: Value, name: str, count: int, width: int) -> Value:
         """Rows of a table as f32."""
+        found: Value
+        if self.get(name, count, width).format == ROW_FORMAT:
+            q, scale = (self.b.gather(part, tokens, axis=0) for part in self._row_parts(name))
+            scale = self.b.reshape(scale, shape=(*tokens.shape, 1))
+            found = self.b.mul(self.b.cast(q, to=f32), scale)
+            return found
         blocks, kind = self.blocks(name, count, width)
-        found: Value = self.b.block_gather(blocks, tokens, format=kind)
+        found = self.b.block_gather(blocks, tokens, format=kind)
         return found
+
+    def _linear_by_rows(self, x: Value, name: str, outputs: int) -> Value:
+        """A product of integers: activations get a scale and a zero point for each row of x."""
+        b, weight = self.b, f"{name}.weight"
+        self.inputs[weight] = x
+        q, scale = self._row_parts(weight)
+        w = b.dequantize(b.transpose(q, perm=(1, 0)), scale, None, axis=1)
+        y: Value = b.matmul(x if self.exact else self._quantized(x), w)
+        if f"{name}.bias" in self:
+            y = b.add(y, self.vector(f"{name}.bias", outputs))
+        return y
+
+    def _row_parts(self, name: str) -> tuple[Value, Value]:
+        """The integers i8[rows, K] and scales [rows] of a matrix whose rows have one scale."""
+        tensor = self.tensors[name]
+        scale = self._parameter(f"{name}{SCALE}", lambda: tensor.scale)
+        return self._parameter(name, lambda: tensor.data), scale
+
+    def _quantized(self, x: Value) -> Value:
+        """Rows of x in 8 bits, once for all products that read them."""
+        if x not in self._rows:
+            q, scale, zero = self.b.dynamic_quantize(x, to=u8, per_token=True)
+            size = x.shape[-1]
+            self._rows[x] = self.b.dequantize(q, scale, zero, axis=-1, block=size)
+        return self._rows[x]
 
     def experts(self, x: Value, name: str, counts: Value, *shape: int) -> Value:
         """Rows of x, sorted by expert, times the matrix of their expert."""
@@ -101,7 +136,7 @@ class Weights:
 
 def require_format(tensor: StoredTensor, where: str) -> None:
     """Raise if no kernel reads the tensor's format."""
-    if tensor.format not in FORMATS:
+    if tensor.format not in FORMATS and tensor.format != ROW_FORMAT:
         raise UnsupportedError(
             f"tensor {tensor.name!r} has the format {tensor.format}, which is not supported",
             where=where,
@@ -123,4 +158,6 @@ def dequantized(tensor: StoredTensor) -> Array:
     """The values of a tensor as f32."""
     if tensor.is_plain:
         return np.asarray(tensor.data, np.float32)
+    if tensor.scale is not None:
+        return tensor.data.astype(np.float32) * tensor.scale[..., None]
     return format_named(tensor.format).dequantize(tensor.data).reshape(tensor.shape)

@@ -17,6 +17,7 @@ from bitwright import knobs
 from bitwright.errors import ImportModelError, UnsupportedError
 from bitwright.frontend.onnx.read import ModelFile
 from bitwright.ir.dtype import DTYPES, DType, bool_, c64, string
+from bitwright.ir.packing import unpack_values
 
 Array = np.ndarray[Any, Any]
 MAX_RANK = 64
@@ -128,17 +129,7 @@ def _from_bytes(raw: memoryview, element: DType, count: int) -> Array:
 
 def unpack(packed: Array, element: DType, count: int) -> Array:
     """Two or four values from each byte, the lowest bits first."""
-    per_byte, bits = element.values_per_byte, element.bits
-    shifts = np.arange(per_byte, dtype=np.uint8) * bits
-    fields: Array = ((packed[:, None] >> shifts) & ((1 << bits) - 1)).reshape(-1)[:count]
-    if element.is_float:
-        floats: Array = fields.view(element.numpy)
-        return floats
-    if element.is_signed:
-        half = 1 << (bits - 1)
-        signed: Array = (fields.astype(np.int8) ^ half) - half
-        return signed.astype(element.numpy)
-    return fields.astype(element.numpy)
+    return unpack_values(packed.reshape(-1), element, count)
 
 
 def _typed(tensor: TensorProto, element: DType, count: int, where: str) -> Array:

@@ -36,13 +36,34 @@ class _Entry:
         return graph
 
 
+def _weights_of(folder: Path) -> list[Path]:
+    """The files of a Hugging Face folder that hold its weights, and their index.
+
+    Their contents are compared when the entry is read. Their names are part of its key: a file may
+    be added, and files of a snapshot are links to others.
+    """
+    return sorted(
+        file
+        for pattern in ("*.safetensors", "*.safetensors.index.json")
+        for file in folder.glob(pattern)
+        if file.is_file()
+    )
+
+
 def compile_model(
     model: Any, path: Path | None, layout: str, threads: int | None, target: str = "cpu"
 ) -> Executable:
     """The executable of `model.graph`; of a file, it is cached under `layout`."""
     options = Options(target, threads, None)
     backend = find_backend(target)
-    inner = None if path is None else backend.cache_entry(path, f"language model {layout}")
+    files: list[Path] = []
+    inner = None
+    if path is not None and path.is_dir():  # its configuration stands for it
+        files = _weights_of(path)
+        names = " ".join(sorted(f"{file.name} {file.resolve().name}" for file in files))
+        inner = backend.cache_entry(path / "config.json", f"language model {layout} {names}")
+    elif path is not None:
+        inner = backend.cache_entry(path, f"language model {layout}")
     if inner is None:
         return compile(model.graph, target=target, threads=threads)
     entry = _Entry(inner, model)
@@ -50,7 +71,7 @@ def compile_model(
     if found is None:
         executable = compile(model.graph, target=target, threads=threads)
         engine: Any = executable.engine
-        found = entry.write(engine.graph, engine.artifact, ())
+        found = entry.write(engine.graph, engine.artifact, [file.resolve() for file in files])
         if found is None:
             return executable
         del executable, engine  # their constants: those of the cached file replace them

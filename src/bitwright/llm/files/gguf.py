@@ -30,8 +30,9 @@ from bitwright.llm.files.tokenizer_metadata import tokenizer_metadata
 from bitwright.llm.text.library import need
 
 Array = np.ndarray[Any, Any]
+BLOCK = 32
 _FILE_TYPES = {
-    "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "BF16": 32,
+    "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "BF16": 32, "I8": 7,
 }  # fmt: skip
 _GGUF_NAMES = {"mistral": "llama", "mixtral": "llama"}
 _POOLING = {kind: number for number, kind in POOLING.items()}
@@ -215,13 +216,31 @@ def _tensors(source: ModelSource, architecture: Architecture) -> list[StoredTens
     if c.ropes and not source.metadata and np.ptp(rope_divisors(c)) >= 1e-9:
         values = rope_divisors(c).astype(np.float32)
         found.append(StoredTensor("rope_freqs.weight", "F32", values.shape, values))
-    for name, tensor in source.tensors.items():
+    for name, stored in source.tensors.items():
+        tensor = _in_blocks(stored)
         if len(tensor.shape) == 1 and tensor.format != "F32":  # llama.cpp wants vectors in f32
             values = np.asarray(tensor.data, np.float32)
             tensor = StoredTensor(name, "F32", tensor.shape, values)
         heads = {"attn_q": c.heads, "attn_k": c.kv_heads}.get(name.split(".")[-2])
         found.append(_interleaved(tensor, heads) if permutes and heads else tensor)
     return found
+
+
+def _in_blocks(tensor: StoredTensor) -> StoredTensor:
+    """Rows of integers as Q8_0, whose blocks all get the scale of their row."""
+    if tensor.scale is None:
+        return tensor
+    rows, columns = tensor.shape
+    if columns % BLOCK:
+        raise ExportError(
+            f"{tensor.name!r} does not fit blocks of {BLOCK}",
+            found=f"{columns} columns",
+            hint="Save the model as .bw.",
+        )
+    blocks = np.empty((rows, columns // BLOCK, 2 + BLOCK), np.uint8)
+    blocks[..., :2] = tensor.scale.astype("<f2")[:, None].view(np.uint8)[:, None]
+    blocks[..., 2:] = tensor.data.view(np.uint8).reshape(rows, -1, BLOCK)
+    return StoredTensor(tensor.name, "Q8_0", tensor.shape, blocks.reshape(rows, -1))
 
 
 def _interleaved(tensor: StoredTensor, heads: int) -> StoredTensor:

@@ -20,6 +20,10 @@ from bitwright.llm.generation.options import Options
 
 Array = np.ndarray[Any, Any]
 _FEW = 1024
+_BLOCK = 256
+"""Weights that are summed together."""
+_GROUP = 16
+"""Values of a group whose maximum is looked at first."""
 
 
 def uniform(seed: int, position: int) -> float:
@@ -73,9 +77,12 @@ class Sampler:
             )
         if options.temperature == 0:
             return best
+        number = uniform(options.seed, position)
+        if not (options.top_k or options.top_p < 1 or options.min_p > 0):
+            return _drawn(_weights(logits, peak, options.temperature), number)
         tokens, weights = _candidates(logits, peak, options)
         sums = np.cumsum(weights)
-        at = np.searchsorted(sums, uniform(options.seed, position) * sums[-1], side="right")
+        at = np.searchsorted(sums, number * sums[-1], side="right")
         return int(tokens[min(int(at), len(tokens) - 1)])
 
     def _changed(self, logits: Array) -> Array:
@@ -95,20 +102,43 @@ class Sampler:
         return logits
 
 
+def _weights(logits: Array, peak: float, temperature: float) -> Array:
+    """Probabilities up to a factor, f32; the largest is 1."""
+    with np.errstate(over="ignore"):
+        scaled = (logits - np.float32(peak)) / np.float32(max(temperature, 1e-30))
+    return np.asarray(np.exp(scaled), np.float32)
+
+
+def _drawn(weights: Array, number: float) -> int:
+    """The token at this part of the sum of all weights, in their order."""
+    whole = len(weights) // _BLOCK * _BLOCK
+    parts = weights[:whole].reshape(-1, _BLOCK).sum(axis=1, dtype=np.float64)
+    ends = np.cumsum(np.append(parts, weights[whole:].sum(dtype=np.float64)))
+    at = number * ends[-1]
+    block = min(int(np.searchsorted(ends, at, side="right")), len(ends) - 1)
+    inside = weights[block * _BLOCK : (block + 1) * _BLOCK]
+    before = ends[block - 1] if block else 0.0
+    sums = before + np.cumsum(inside, dtype=np.float64)
+    found = int(np.searchsorted(sums, at, side="right"))
+    if found >= len(inside) or not inside[found]:  # sums were rounded: the last one before
+        possible = np.flatnonzero(weights[: block * _BLOCK + min(found + 1, len(inside))])
+        return int(possible[-1])
+    return block * _BLOCK + found
+
+
 def _candidates(logits: Array, peak: float, options: Options) -> tuple[Array, Array]:
     """Tokens that may be drawn, and their weights (probabilities up to a factor)."""
-    weights = np.exp((logits.astype(np.float64) - peak) / options.temperature)
-    has_limit = options.top_k or options.top_p < 1 or options.min_p > 0
-    if not has_limit:
-        return np.arange(len(weights)), weights
-    size = len(weights)
+    size = len(logits)
     count = min(options.top_k or size, size)
     kept = count if options.top_k else min(count, _FEW)
+    whole = None
+    if options.top_p < 1 and not options.top_k:
+        whole = float(_weights(logits, peak, options.temperature).sum(dtype=np.float64))
     while True:
-        tokens = _largest(weights, kept)
-        found = weights[tokens]
-        total = found.sum() if options.top_k else weights.sum()
-        # weights[tokens] falls; the cut is inside if the rest cannot pass either limit
+        tokens = largest(logits, kept)
+        found = np.exp((logits[tokens].astype(np.float64) - peak) / options.temperature)
+        total = found.sum() if whole is None else whole
+        # weights fall; the cut is inside if the rest cannot pass either limit
         allowed = len(found)
         if options.top_p < 1:
             before = np.cumsum(found) - found
@@ -120,16 +150,26 @@ def _candidates(logits: Array, peak: float, options: Options) -> tuple[Array, Ar
         kept = min(count, kept * 8)
 
 
-def _largest(weights: Array, count: int) -> Array:
-    """Indices of the largest weights in falling order, equal ones by index."""
-    if count < len(weights):
-        limit = np.partition(weights, len(weights) - count)[len(weights) - count]
-        above = np.flatnonzero(weights > limit)
-        equal = np.flatnonzero(weights == limit)[: count - len(above)]
-        found = np.concatenate([above, equal])
+def largest(values: Array, count: int) -> Array:
+    """Indices of the largest values in falling order, equal ones by index.
+
+    The `count`-th of the maxima of groups bounds what can be among them from below.
+    """
+    size = len(values)
+    groups = size // _GROUP
+    if count < groups:
+        maxima = values[: groups * _GROUP].reshape(_GROUP, groups).max(axis=0)
+        least = np.partition(maxima, groups - count)[groups - count]
+        places = np.flatnonzero(values >= least)
     else:
-        found = np.arange(len(weights))
-    return found[np.lexsort((found, -weights[found]))]
+        places = np.arange(size)
+    if count < len(places):
+        some = values[places]
+        limit = np.partition(some, len(some) - count)[len(some) - count]
+        above = np.flatnonzero(some > limit)
+        equal = np.flatnonzero(some == limit)[: count - len(above)]
+        places = places[np.concatenate([above, equal])]
+    return np.asarray(places[np.lexsort((places, -values[places]))])
 
 
 def log_probabilities(logits: Array) -> Array:

@@ -17,17 +17,14 @@ from bitwright.compiler import compile
 from bitwright.frontend.language.config import ModelConfig
 from bitwright.frontend.language.decoder import layer_graph
 from bitwright.frontend.language.stored import StoredTensor
-from bitwright.ops.quant.block_formats import format_named
+from bitwright.frontend.language.weights import dequantized
 
 Array = np.ndarray[Any, Any]
 
 
 def embedded(config: ModelConfig, table: StoredTensor, tokens: Array) -> Array:
     """The embeddings of tokens [windows, n] as f32."""
-    if table.is_plain:
-        found = table.data[tokens].astype(np.float32)
-    else:
-        found = format_named(table.format).dequantize(table.data[tokens])
+    found = dequantized(table.part(tokens))
     return np.asarray(found * np.float32(config.embedding_scale), np.float32)
 
 

@@ -1,4 +1,4 @@
-"""Quantizes rows of weights into blocks of 32: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0.
+"""Quantizes rows of weights into blocks of 32 (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0) or as a whole (I8).
 
     w = scale * q + offset         offset 0, or one per block (Q4_1, Q5_1)
 
@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from bitwright.frontend.language.stored import ROW_FORMAT
+from bitwright.ops.quant.block_formats import dequantize
 
 Array = np.ndarray[Any, Any]
 BLOCK = 32
@@ -51,6 +54,25 @@ class BlockEncoder:
     pack: Callable[[Array, Array, Array], Array]
     """u8[n, bytes] of q[n, 32] with scale[n] and offset[n]."""
     bits: float = 0.0
+    has_rows: bool = False
+    """Whether a whole row shares a scale."""
+
+    def size(self, columns: int) -> int:
+        """The values that share a scale, in rows of this length."""
+        return columns if self.has_rows else BLOCK
+
+    def why_not(self, columns: int) -> str:
+        """Why rows of this length cannot be encoded; empty if they can."""
+        return f"its {columns} columns are no multiple of {BLOCK}" * bool(
+            columns % self.size(columns)
+        )
+
+    def dequantize(self, packed: Array) -> Array:
+        """The values of encoded rows, f32[rows, columns]."""
+        if not self.has_rows:
+            return dequantize(packed, self.name)
+        q, scale = split_rows(packed)
+        return q.astype(np.float32) * scale[:, None]
 
     def fit(self, w: Array, importance: Array | None = None) -> Grid:
         """The grid of each block w[..., 32]; `importance` weighs square errors."""
@@ -110,16 +132,17 @@ class BlockEncoder:
     def encode(self, w: Array, importance: Array | None = None) -> Array:
         """u8[rows, bytes] of w[rows, columns]; `importance` [columns] weighs errors."""
         rows, columns = w.shape
-        blocks = np.asarray(w, np.float32).reshape(rows, columns // BLOCK, BLOCK)
+        size = self.size(columns)
+        blocks = np.asarray(w, np.float32).reshape(rows, columns // size, size)
         if importance is not None:
-            importance = importance.reshape(columns // BLOCK, BLOCK)
+            importance = importance.reshape(columns // size, size)
         grid = self.fit(blocks, importance)
         return self.packed(grid.quantize(blocks, *self.range), grid)
 
     def packed(self, q: Array, grid: Grid) -> Array:
-        """u8[rows, bytes] of values [rows, blocks, 32]."""
+        """u8[rows, bytes] of values [rows, blocks, size]."""
         rows = q.shape[0]
-        flat = q.reshape(-1, BLOCK)
+        flat = q.reshape(-1, q.shape[-1])
         found = self.pack(flat, grid.scale.reshape(-1), grid.offset.reshape(-1))
         return np.ascontiguousarray(found.reshape(rows, -1))
 
@@ -139,6 +162,20 @@ def _half(values: Array) -> Array:
 
 def _nibbles(q: Array) -> Array:
     return (q[:, :16] & 15) | ((q[:, 16:] & 15) << 4)
+
+
+def _packed_rows(q: Array, scale: Array) -> Array:
+    """Scales become positive, as integer products want them; a row of zeros has a small one."""
+    signed = np.where(scale[:, None] < 0, -q, q) * (scale[:, None] != 0)
+    positive = np.maximum(np.abs(scale), np.float32(2.0**-24))
+    return np.hstack([signed.astype(np.int8).view(np.uint8), _half(positive)])
+
+
+def split_rows(packed: Array) -> tuple[Array, Array]:
+    """i8[rows, K] and f32[rows] of encoded rows: K bytes, then the scale in f16."""
+    q = np.ascontiguousarray(packed[:, :-2]).view(np.int8)
+    scale = np.ascontiguousarray(packed[:, -2:]).view(np.float16)[:, 0]
+    return q, scale.astype(np.float32)
 
 
 def _fifth(q: Array) -> Array:
@@ -175,6 +212,9 @@ ENCODERS = {
         BlockEncoder(
             "Q8_0", -127, 127, False,
             lambda q, d, m: np.hstack([_half(d), q.astype(np.int8).view(np.uint8)]), 8.5,
+        ),
+        BlockEncoder(
+            ROW_FORMAT, -127, 127, False, lambda q, d, m: _packed_rows(q, d), 8.0, has_rows=True
         ),
     )
 }  # fmt: skip

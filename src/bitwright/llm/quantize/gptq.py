@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from bitwright.llm.quantize.encoders import BLOCK, BlockEncoder, Grid
-from bitwright.ops.quant.block_formats import format_named
 
 Array = np.ndarray[Any, Any]
 DAMPING = 0.01
@@ -47,16 +46,17 @@ def gptq_blocks(w: Array, hessian: Array, encoder: BlockEncoder) -> Array:
         return plain
     rest = np.array(w, np.float32)
     rows, columns = rest.shape
-    blocks = columns // BLOCK
-    q = np.empty((rows, blocks, BLOCK), np.float32)
+    size = encoder.size(columns)
+    blocks = columns // size
+    q = np.empty((rows, blocks, size), np.float32)
     scale, offset = np.empty((rows, blocks), np.float32), np.empty((rows, blocks), np.float32)
     for begin in range(0, columns, SPAN):
         end = min(begin + SPAN, columns)
         errors = np.empty((rows, end - begin), np.float32)
         for column in range(begin, end):
-            block, place = divmod(column, BLOCK)
+            block, place = divmod(column, size)
             if place == 0:
-                part = slice(column, column + BLOCK)
+                part = slice(column, column + size)
                 grid = encoder.fit(rest[:, part], importance[part])
                 scale[:, block], offset[:, block] = grid.scale, grid.offset
                 inverse = np.where(grid.scale == 0, 0, 1 / np.where(grid.scale == 0, 1, grid.scale))
@@ -69,8 +69,7 @@ def gptq_blocks(w: Array, hessian: Array, encoder: BlockEncoder) -> Array:
         rest[:, end:] -= errors @ factor[begin:end, end:]
     blocks_of_gptq = encoder.packed(q, Grid(scale, offset))
     errors_of = [
-        output_error(w - format_named(encoder.name).dequantize(found), hessian)
-        for found in (blocks_of_gptq, plain)
+        output_error(w - encoder.dequantize(found), hessian) for found in (blocks_of_gptq, plain)
     ]
     return blocks_of_gptq if errors_of[0] <= errors_of[1] else plain
 

@@ -14,21 +14,20 @@ from dataclasses import dataclass
 
 from bitwright.errors import BitwrightError
 from bitwright.frontend.language.architectures import BY_NAME, Architecture
-from bitwright.frontend.language.stored import StoredTensor
-from bitwright.llm.quantize.encoders import BLOCK, ENCODERS
-
-FORMAT_OF_WIDTH = {4: "Q4_1", 5: "Q5_1", 8: "Q8_0"}
-RECIPES = {
-    "w4": {"lm_head": 8, "*": 4},
-    "w8": {"*": 8},
-    "int8": {"*": 8},
-}
-"""Widths by pattern. `int8` multiplies 8-bit activations, which is the default form of a product;
-`w8` and `w4` leave the form to whoever loads the model."""
-_LEFT = re.compile(r"ffn_gate_inp|position_embd|token_types|norm|rope_f")
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+from bitwright.frontend.language.stored import ROW_FORMAT, StoredTensor
+from bitwright.llm.quantize.encoders import ENCODERS
 
 Width = int | str
+FORMAT_OF_WIDTH = {4: "Q4_1", 5: "Q5_1", 8: "Q8_0"}
+RECIPES: dict[str, dict[str, Width]] = {
+    "w4": {"lm_head": 8, "*": 4},
+    "w8": {"*": 8},
+    "int8": {"*": ROW_FORMAT},
+}
+"""Widths by pattern. Rows of `int8` have one scale, as have rows of activations, so that products
+are integer products; `w8` and `w4` have a scale per 32 weights and activations."""
+_LEFT = re.compile(r"ffn_gate_inp|position_embd|token_types|norm|rope_f")
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 
 
 @dataclass(frozen=True)
@@ -43,13 +42,6 @@ class Choice:
 def is_matrix(tensor: StoredTensor) -> bool:
     """Whether a tensor is one that recipes quantize."""
     return len(tensor.shape) >= 2 and not _LEFT.search(tensor.name)
-
-
-def why_not(tensor: StoredTensor) -> str:
-    """Why a matrix cannot be quantized; empty if it can."""
-    if tensor.shape[-1] % BLOCK:
-        return f"its {tensor.shape[-1]} columns are no multiple of {BLOCK}"
-    return ""
 
 
 def choose_formats(
@@ -83,7 +75,9 @@ def choose_formats(
             (pattern, kind) for pattern, kind in formats if any(matches(pattern, n) for n in names)
         )
         matched.add(pattern)
-        reason = why_not(tensor)
+        if ENCODERS[kind].has_rows and len(tensor.shape) > 2:
+            kind = FORMAT_OF_WIDTH[8]  # products of experts have blocks
+        reason = ENCODERS[kind].why_not(tensor.shape[-1])
         found[name] = Choice(name, None if reason else kind, reason)
     if lost := [pattern for pattern in (widths or {}) if pattern not in matched and pattern != "*"]:
         raise BitwrightError(

@@ -20,7 +20,7 @@ from bitwright.errors import BitwrightError
 from bitwright.frontend.language.source import ModelSource, dequantized_by_package, read_source
 from bitwright.frontend.language.stored import StoredTensor
 from bitwright.llm.quantize.calibration import LayerRun, embedded, layer_tensors
-from bitwright.llm.quantize.encoders import ENCODERS, BlockEncoder
+from bitwright.llm.quantize.encoders import ENCODERS, BlockEncoder, split_rows
 from bitwright.llm.quantize.gptq import gptq_blocks, output_error
 from bitwright.llm.quantize.plan import (
     FORMAT_OF_WIDTH,
@@ -32,7 +32,6 @@ from bitwright.llm.quantize.plan import (
 )
 from bitwright.llm.quantize.smoothing import smooth_layer
 from bitwright.llm.text.source import read_tokenizer
-from bitwright.ops.quant.block_formats import format_named
 
 Array = np.ndarray[Any, Any]
 WINDOW = 256
@@ -235,7 +234,7 @@ class _Run:
         for kind in FORMAT_OF_WIDTH.values():
             wrong = total = 0.0
             for w in row_parts(tensor):
-                values = format_named(kind).dequantize(ENCODERS[kind].encode(w, _diagonal(moments)))
+                values = ENCODERS[kind].dequantize(ENCODERS[kind].encode(w, _diagonal(moments)))
                 wrong += _energy(w - values, moments)
                 total += _energy(w, moments)
             found[kind] = wrong / max(total, 1e-30)
@@ -257,11 +256,13 @@ class _Run:
                 blocks = gptq_blocks(w, moments, encoder)
             else:
                 blocks = encoder.encode(w, _diagonal(moments))
-            values = format_named(encoder.name).dequantize(blocks)
+            values = encoder.dequantize(blocks)
             wrong, total = wrong + _energy(w - values, moments), total + _energy(w, moments)
             parts.append(blocks)
-        data = np.concatenate(parts).reshape(*tensor.shape[:-1], -1)
-        found = StoredTensor(tensor.name, encoder.name, tensor.shape, data)
+        data, scale = np.concatenate(parts).reshape(*tensor.shape[:-1], -1), None
+        if encoder.has_rows:
+            data, scale = split_rows(data)
+        found = StoredTensor(tensor.name, encoder.name, tensor.shape, data, scale)
         self._report(found, (wrong / max(total, 1e-30)) ** 0.5)
         return found
 
@@ -292,9 +293,10 @@ def in_floats(tensor: StoredTensor) -> StoredTensor:
 def row_parts(tensor: StoredTensor) -> Iterator[Array]:
     """The matrix's rows as f32, some at a time."""
     columns = tensor.shape[-1]
-    data = tensor.data.reshape(int(np.prod(tensor.shape[:-1])), -1)
+    count = int(np.prod(tensor.shape[:-1]))
+    data = tensor.data.reshape(count, -1)
+    flat = StoredTensor(tensor.name, tensor.format, (count, columns), data, tensor.scale)
     step = max(CHUNK // max(columns, 1), 1)
-    for begin in range(0, len(data), step):
-        part = data[begin : begin + step]
-        piece = StoredTensor(tensor.name, tensor.format, (len(part), columns), part)
+    for begin in range(0, count, step):
+        piece = flat.part(slice(begin, begin + step))
         yield np.asarray(dequantized_by_package(piece), np.float32)

@@ -18,7 +18,6 @@ from bitwright.frontend.language.config import ModelConfig
 from bitwright.frontend.language.stored import StoredTensor
 from bitwright.llm.quantize.encoders import BlockEncoder
 from bitwright.llm.quantize.gptq import output_error
-from bitwright.ops.quant.block_formats import format_named
 
 Array = np.ndarray[Any, Any]
 ALPHAS = (0.0, 0.15, 0.3, 0.45, 0.6)
@@ -94,7 +93,7 @@ def best_scale(
         for matrix, name in zip(matrices, names, strict=True):
             w = matrix[:: max(len(matrix) // ROWS, 1)]
             encoder = encoders[name]
-            values = format_named(encoder.name).dequantize(encoder.encode(w * scale, importance))
+            values = encoder.dequantize(encoder.encode(w * scale, importance))
             error += output_error(w - values / scale, moments)
         if error < least * 0.999:
             best, least = (scale if alpha else None), error

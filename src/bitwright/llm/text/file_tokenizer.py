@@ -41,6 +41,7 @@ def tokenizer_of_file(path: Path | str) -> Tokenizer:
         return tokenizer
 
     first = make(True)
+    made = {True: first}
     added = first.get_added_tokens_decoder()
     vocabulary = Vocabulary(
         max((*first.get_vocab().values(), *added), default=-1) + 1,
@@ -50,7 +51,12 @@ def tokenizer_of_file(path: Path | str) -> Tokenizer:
         added,
     )
     special = _special(path.parent, first)
-    return Tokenizer(make, vocabulary, special, strips_space=_strips_space(data))
+    return Tokenizer(
+        lambda plain: made.get(plain) or make(plain),
+        vocabulary,
+        special,
+        strips_space=_strips_space(data),
+    )
 
 
 def _steps(part: Any) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bitwright import system
 from bitwright.ir.graph import Node
@@ -30,6 +30,8 @@ class CachedSizeChecks:
 
     def __init__(self, path: Path, digest: str, text: str, locations: list[str]) -> None:
         self._path, self._digest, self._text, self._locations = path, digest, text, locations
+        self._added = 0
+        """Sets of sizes that this process checked; the file gets them when they have doubled."""
 
     @cached_property
     def _checks(self) -> SizeChecks:
@@ -46,16 +48,25 @@ class CachedSizeChecks:
                 return known["sizes"]
         return []
 
+    @cached_property
+    def _known(self) -> set[Any]:
+        """The same sets as keys."""
+        return {tuple((name, size) for name, size in sizes) for sizes in self._passed}
+
     def verify(self, bindings: Mapping[str, int]) -> None:
         """Raise a `RunError` if these sizes are inconsistent."""
         if not self._locations:
             return
-        sizes: Sizes = [[name, int(size)] for name, size in sorted(bindings.items())]
-        if sizes in self._passed:
+        key = tuple(sorted(bindings.items()))
+        if key in self._known:
             return
         self._checks.verify(bindings)
         self._passed[: max(0, len(self._passed) - MAX_SETS + 1)] = []
-        self._passed.append(sizes)
+        self._passed.append([[name, int(size)] for name, size in key])
+        self._known.add(key)
+        self._added += 1
+        if self._added & (self._added - 1):
+            return  # a file for every length would take longer than the checks
         with suppress(OSError):
             known = {"digest": self._digest, "sizes": self._passed}
             system.write_entry(self._path, json.dumps(known).encode())

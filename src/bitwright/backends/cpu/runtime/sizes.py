@@ -18,6 +18,7 @@ from bitwright.ir.graph import Graph, Node, Value, symbols_in
 from bitwright.ir.naming import take_name
 from bitwright.ir.parser import parse
 from bitwright.ir.printer import to_text
+from bitwright.ir.size_list import SizeList
 from bitwright.ir.types import TensorType, ValueType
 from bitwright.ir.verify import place
 from bitwright.ops.core.opdef import Kind, OpDef
@@ -80,11 +81,25 @@ class SizeChecks:
             if _needs_check(inner)
         )
 
+    @cached_property
+    def _types(self) -> _TypeList:
+        return _TypeList()
+
+    @cached_property
+    def _numbered(self) -> list[tuple[Check, list[int], list[int]]]:
+        """Checks with the numbers of the types of their operands and results."""
+        add = self._types.add
+        return [
+            (check, [add(t) for t in check.types], [add(v.type) for v in check.node.outputs])
+            for check in self.checks
+        ]
+
     def verify(self, bindings: Mapping[str, int]) -> None:
         """Raise a `RunError` if these sizes are inconsistent."""
-        checker = _Checker(bindings)
-        for check in self.checks:
-            checker.check(check)
+        numbered, checker = self._numbered, _Checker(bindings)
+        types = self._types.concrete(bindings)
+        for check, operands, results in numbered:
+            checker.infer(check, [types[n] for n in operands], [types[n] for n in results])
 
     def ready(self, bindings: Mapping[str, int], seen: set[Node]) -> None:
         """`verify` for nodes whose sizes are all bound and that are not in `seen`."""
@@ -116,6 +131,36 @@ def checks_from_text(text: str, locations: Sequence[str]) -> SizeChecks:
     return SizeChecks(Check(node, where) for node, where in zip(nodes, locations, strict=True))
 
 
+class _TypeList:
+    """Types that are made concrete together, each distinct type once."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[ValueType | None, int] = {}
+        self._sizes = SizeList()
+        self._shapes: list[list[int] | None] = []
+        """The numbers of the sizes of symbolic types; None for other types."""
+
+    def add(self, type_: ValueType | None) -> int:
+        """The number of a type."""
+        if type_ not in self._numbers:
+            self._numbers[type_] = len(self._numbers)
+            shape = None
+            if isinstance(type_, TensorType) and type_.symbols:
+                shape = [self._sizes.add(size) for size in type_.shape]
+            self._shapes.append(shape)
+        return self._numbers[type_]
+
+    def concrete(self, bindings: Mapping[str, int]) -> list[ValueType | None]:
+        """The types, by their numbers, with the sizes that these values give."""
+        sizes = self._sizes.values(bindings)
+        return [
+            TensorType(type_.dtype, tuple([sizes[n] for n in shape]))
+            if shape is not None and isinstance(type_, TensorType)
+            else type_
+            for type_, shape in zip(self._numbers, self._shapes, strict=True)
+        ]
+
+
 class _Checker:
     """Infers nodes with one set of sizes; caches concrete types."""
 
@@ -126,14 +171,21 @@ class _Checker:
     def check(self, check: Check) -> None:
         """Raise a `RunError` if the node's sizes are inconsistent."""
         types = [None if type_ is None else self._type(type_) for type_ in check.types]
-        attrs = check.attrs | {k: self._attr(check.attrs[k]) for k in check.sized_attrs}
+        self.infer(check, types, [self._type(value.type) for value in check.node.outputs])
+
+    def infer(
+        self, check: Check, types: list[ValueType | None], expects: list[ValueType | None]
+    ) -> None:
+        """The same with concrete types of operands and results."""
+        attrs = check.attrs
+        if check.sized_attrs:
+            attrs = attrs | {k: self._attr(attrs[k]) for k in check.sized_attrs}
         try:
             result = check.opdef.infer(*types, **attrs)
         except BitwrightError as error:
             raise RunError(str(error), where=check.where) from None
         found = result if isinstance(result, tuple) else (result,)
-        for value, type_ in zip(check.node.outputs, found, strict=True):
-            expected = self._type(value.type)
+        for value, type_, expected in zip(check.node.outputs, found, expects, strict=True):
             if isinstance(type_, TensorType) and not _agree(expected, type_):
                 raise RunError(
                     f"result {value} has another shape than inferred",
@@ -201,7 +253,7 @@ def _needs_check(node: Node) -> bool:
     )
 
 
-def _agree(expected: ValueType, found: TensorType) -> bool:
+def _agree(expected: ValueType | None, found: TensorType) -> bool:
     """Whether shapes are equal; a data-dependent size matches any."""
     if not isinstance(expected, TensorType) or len(expected.shape) != len(found.shape):
         return False

@@ -14,7 +14,6 @@ barrier costs more than the other threads save; consecutive ones need no barrier
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -75,7 +74,8 @@ class KernelSegment:
         self.rows, self.slots = step_table(rows), np.array(slots, np.uint64)
         self.sized = np.array(sized, np.intp).reshape(-1, 2).T
         """Slots that hold a size: position, index of the size."""
-        self.placed = np.array(placed, np.intp).reshape(-1, 4).T
+        *places, widths = np.array(placed, np.intp).reshape(-1, 4).T
+        self.placed: tuple[Array, ...] = (*places, widths.astype(np.uint64))
         """Slots that hold an address: position, indices of buffer and offset, bytes per element."""
         self.reads = [
             [self.buffer(b) for b in step.reads if b.storage is not Storage.CONSTANT]
@@ -90,11 +90,20 @@ class KernelSegment:
             for step in steps
         ]
         patterns = {pattern: number for number, pattern in enumerate(dict.fromkeys(touched))}
-        self.patterns = list(patterns)
-        """Index of the shape and bytes per element of every view of a step, each once."""
+        self.weights = np.zeros((len(patterns), len(shapes)))
+        """Bytes per element of the views of a step by their shapes; equal rows once."""
+        for number, pattern in enumerate(patterns):
+            for shape, element in pattern:
+                self.weights[number, shape] += element
         self.pattern_of = [patterns[pattern] for pattern in touched]
-        self.shapes = [[self.sizes.add(size) for size in shape] for shape in shapes]
+        self._place_shapes([[self.sizes.add(size) for size in shape] for shape in shapes])
         self._place_runs()
+
+    def _place_shapes(self, shapes: list[list[int]]) -> None:
+        """Sizes of each shape by number, filled up with a size that is 1."""
+        one, rank = self.sizes.add(1), max(map(len, shapes), default=0)
+        filled = [shape + [one] * (rank - len(shape)) for shape in shapes]
+        self.shapes = np.array(filled, np.intp).reshape(len(shapes), rank)
 
     def _place_runs(self) -> None:
         """Lists the slots that a run sets by buffer."""
@@ -167,14 +176,14 @@ class StepTable:
             self.slots = segment.slots.copy()
             self.starts = np.array([start & _BITS for start, _ in ranges], np.uint64)
             self.flags: dict[Any, tuple[Array, bool]] = {}
-            """Flags of all steps in this memory plan by their ALONE flags, and whether one thread
-            runs all."""
+            """Flags of all steps in this memory plan by the ALONE flags of their patterns, and
+            whether one thread runs all."""
         else:
             self.slots, self.starts, self.flags = like.slots.copy(), like.starts, like.flags
         position, size = segment.sized
         self.slots[position] = bits[size]
         position, buffer, offset, element = segment.placed
-        self.slots[position] = self.starts[buffer] + bits[offset] * element.astype(np.uint64)
+        self.slots[position] = self.starts[buffer] + bits[offset] * element
         _, numbers, nbytes = segment.run_slots
         self.segment = segment
         self._token: object = None
@@ -185,7 +194,7 @@ class StepTable:
             self.last, self._token = like.last.copy(), like._token
         alone = _alone(segment, values, small)
         if alone not in self.flags:
-            flags = _flags(segment, segment.ranges(memory), alone)
+            flags = _flags(segment, segment.ranges(memory), [alone[p] for p in segment.pattern_of])
             self.flags[alone] = np.array(flags, np.uint64), all(f & ALONE for f in flags)
         table = segment.rows.copy()
         table[:, 1] += np.uint64(address_of(self.slots))
@@ -212,16 +221,14 @@ class StepTable:
                 last[number] = array
 
 
-def _alone(segment: KernelSegment, values: Sequence[int], small: int) -> tuple[int, ...]:
-    """The ALONE flags of steps that touch at most `small` bytes."""
+def _alone(segment: KernelSegment, values: Sequence[int], small: int) -> bytes:
+    """The ALONE flags of patterns of steps; a step that touches at most `small` bytes has one."""
     if not small:
-        return (0,) * len(segment.steps)
-    counts = [math.prod([values[size] for size in shape]) for shape in segment.shapes]
-    flags = [
-        ALONE if sum([counts[shape] * element for shape, element in views]) <= small else 0
-        for views in segment.patterns
-    ]
-    return tuple([flags[pattern] for pattern in segment.pattern_of])
+        return bytes(len(segment.weights))
+    with np.errstate(over="ignore", invalid="ignore"):  # far beyond `small`, as floats
+        counts = np.array(values, np.float64)[segment.shapes].prod(axis=1)
+        is_small = segment.weights @ counts <= small
+    return np.where(is_small, np.uint8(ALONE), np.uint8(0)).tobytes()
 
 
 def _flags(segment: KernelSegment, ranges: Sequence[Range], alone: Sequence[int]) -> list[int]:
