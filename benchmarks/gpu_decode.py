@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,10 +71,12 @@ class Decoder:
     def vector(self, count: int) -> np.ndarray[Any, Any]:
         return self.rng.uniform(0.5, 1.5, count).astype(np.float32)
 
-    def graph(self) -> Graph:
+    def graph(self, has_logits: bool) -> Graph:
+        """One step; its result is the next token, and the logits if wanted."""
         b, s = self.b, self.sizes
         token, at = b.input("token", "i64[1, 1]"), b.input("at", "i64[1]")
-        table = self.rng.standard_normal((s.words, s.width), np.float32).astype(ml_dtypes.bfloat16)
+        table = self.rng.standard_normal((min(s.words, 4096), s.width), np.float32)
+        table = np.resize(table.astype(ml_dtypes.bfloat16), (s.words, s.width))
         x = b.cast(b.gather(b.constant(table), token, axis=0), to="f32")
         positions = b.reshape(at, shape=(1, 1))
         angles = np.arange(s.context)[:, None] * 1e6 ** (
@@ -83,7 +87,8 @@ class Decoder:
         for layer in range(s.layers):
             x = self._layer(x, layer, at, positions, tables, lengths)
         logits = b.matmul(b.rms_norm(x, self.vector(s.width)), self.weight(s.width, s.words))
-        return b.build(token=b.argmax(logits, axis=-1, keepdims=False), logits=logits)
+        found = {"token": b.argmax(logits, axis=-1, keepdims=False)}
+        return b.build(**found, **({"logits": logits} if has_logits else {}))
 
     def _layer(
         self, x: Value, layer: int, at: Value, positions: Value, tables: list[Value], lengths: Value
@@ -143,7 +148,9 @@ def check(graph: Graph, exe: Any, feeds: dict[str, Any]) -> None:
 def time_ours(sizes: Sizes, bits: int, rounds: int, shows: bool) -> float | None:
     import torch
 
-    graph = Decoder(sizes, bits).graph()
+    begin = time.perf_counter()
+    graph = Decoder(sizes, bits).graph(not torch.cuda.is_available())
+    built = time.perf_counter()
     exe = bw.compile(graph, target="cuda", precision="mixed_bf16")
     for step in exe.engine.fallbacks:  # type: ignore[attr-defined]
         print(f"  on the CPU: {step.op.op}: {step.why}")
@@ -157,15 +164,25 @@ def time_ours(sizes: Sizes, bits: int, rounds: int, shows: bool) -> float | None
     on_device = {name: torch.as_tensor(value, device="cuda") for name, value in feeds.items()}
     for _ in range(5):
         exe.run(on_device)
-    times = []
-    for _ in range(rounds):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    ready = time.perf_counter()
+    print(f"  built in {built - begin:.1f} s, ready in {ready - built:.1f} s")
+    return median_us(lambda: exe.run(on_device), rounds)
+
+
+def median_us(call: Callable[[], Any], rounds: int) -> float:
+    """The median time of a call on the device, which overwrites its L2 cache before each."""
+    import torch
+
+    flush = torch.empty(256 << 20, dtype=torch.int8, device="cuda")
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(rounds)]
+    for begin, end in events:  # the host runs ahead, as in triton.testing.do_bench
+        flush.zero_()
         begin.record()
-        exe.run(on_device)
+        call()
         end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3)
-    return statistics.median(times)
+    torch.cuda.synchronize()
+    return statistics.median(begin.elapsed_time(end) * 1e3 for begin, end in events)
 
 
 def time_peer(sizes: Sizes, rounds: int) -> float | None:
@@ -185,15 +202,7 @@ def time_peer(sizes: Sizes, rounds: int) -> float | None:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             step(*given)
-        times = []
-        for _ in range(rounds):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            graph.replay()
-            end.record()
-            torch.cuda.synchronize()
-            times.append(begin.elapsed_time(end) * 1e3)
-    return statistics.median(times)
+        return median_us(graph.replay, rounds)
 
 
 def main() -> None:
@@ -204,21 +213,22 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=100)
     given = parser.parse_args()
     sizes = TINY if given.tiny else Sizes()
-    base: float | None = None
-    for form in given.forms:
-        print(form)
+    found: dict[str, float] = {}
+    for form in sorted(given.forms, key="bf16".__eq__):  # the peer compiles for long: last
+        print(form, flush=True)
         if form == "bf16":
-            base = time_peer(sizes, given.rounds)
-            if base is not None:
-                print(f"  PyTorch compiled {base:8.1f} us")
+            taken = time_peer(sizes, given.rounds)
+        else:
+            taken = time_ours(sizes, int(form.removeprefix("int")), given.rounds, given.kernels)
+        if taken is not None:
+            found[form] = taken
+            print(f"  {taken:8.1f} us", flush=True)
+    for form, taken in found.items():
+        if form == "bf16":
             continue
-        bits = int(form.removeprefix("int"))
-        found = time_ours(sizes, bits, given.rounds, given.kernels)
-        if found is None:
-            continue
-        rate = bytes_of(sizes, bits) / found / 1e6
-        ratio = "" if base is None else f"  {base / found:.2f}x the peer"
-        print(f"  bitwright {found:8.1f} us  {rate:.2f} TB/s{ratio}")
+        rate = bytes_of(sizes, int(form.removeprefix("int"))) / taken / 1e6
+        ratio = f", {found['bf16'] / taken:.2f}x the peer in bf16" if "bf16" in found else ""
+        print(f"{form}: {taken:.1f} us, {rate:.2f} TB/s{ratio}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """Precision policies: the table kind by kind, what changes type, and what must never."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import bitwright as bw
 from bitwright.errors import BitwrightError
 from bitwright.ops.core.opdef import Kind
-from bitwright.passes.precision.plan import Extent
+from bitwright.passes.precision.plan import Extent, largest_magnitude
 from bitwright.passes.precision.policy import custom, kind_of, policy
 from bitwright.rewrite.trace import Trace
 
@@ -286,3 +287,12 @@ def test_recurrent_layers_keep_their_kernels(op):
     exe = bw.compile(graph, precision="mixed_bf16")
     assert not list(exe.engine.fallbacks)
     assert np.abs(exe.run({"x": x})["y"] - reference(graph, x=x)["y"]).max() < 0.03
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float16, np.float64, ml_dtypes.bfloat16])
+def test_largest_finite_magnitude(kind):
+    assert largest_magnitude(np.array([1, -3.5, 2], kind)) == 3.5
+    assert largest_magnitude(np.array([1, -3.5, np.nan, -np.inf], kind)) == 3.5
+    assert largest_magnitude(np.zeros(0, kind)) == 0
+    assert largest_magnitude(np.array(-2, kind)) == 2
+    assert largest_magnitude(np.arange(6.0).astype(kind).reshape(2, 3).T) == 5

@@ -57,6 +57,9 @@ def parse_counts(ctx: click.Context, option: click.Parameter, value: str | None)
 @common.precision_option
 @click.option("--feeds", type=click.Path(), help=".npz with one array per input.")
 @click.option(
+    "--target", "device", default="cpu", show_default=True, help="cpu or cuda, for bitwright."
+)
+@click.option(
     "--json",
     "target",
     type=click.Path(allow_dash=True),
@@ -74,6 +77,7 @@ def bench(
     sizes: dict[str, int],
     precision: str | None,
     feeds: str | None,
+    device: str,
     target: str | None,
 ) -> None:
     """Time MODEL against other runtimes: interleaved rounds, each engine in its own process.
@@ -82,9 +86,9 @@ def bench(
     precisions; with --baseline the exit status is 1 if a row got worse beyond noise.
     """
     if is_suite:
-        if feeds or precision or len(threads) > 1:
+        if feeds or precision or len(threads) > 1 or device != "cpu":
             raise click.UsageError(
-                "--suite takes one number of threads, no --feeds, no --precision"
+                "--suite takes one number of threads, no --feeds, no --precision, no --target"
             )
         options = {"quick": quick, "baseline": baseline, "rounds": rounds, "sizes": sizes}
         return run_suite(models, threads[0] if threads else None, target, table, options)
@@ -103,6 +107,7 @@ def bench(
         sizes=sizes,
         feeds=feeds,
         precision=precision or "f32",
+        target=device,
     )
     if target == "-":
         return click.echo(json.dumps(result.as_json(), indent=2))

@@ -83,12 +83,14 @@ def bench(
     sizes: Mapping[str, int] | None = None,
     feeds: Mapping[str, Any] | str | Path | None = None,
     precision: str = "f32",
+    target: str = "cpu",
 ) -> Bench:
     """Time a model (a path or a graph) against other runtimes.
 
     Without `feeds` (arrays by name, or the path of an .npz or .npy file) inputs are random; free
     sizes are `sizes` or 1. `threads` defaults to the number of cores. `precision` is the policy to
-    compile with; peers that accept a precision hint get that of compute ops.
+    compile with; peers that accept a precision hint get that of compute ops. With `target`
+    "cuda" bitwright runs on the GPU, with inputs and results there; peers run on the CPU.
     """
     engines = _engines(against)
     counts = list(threads or (system.cores(),))
@@ -107,7 +109,7 @@ def bench(
             row
             for count in counts
             for row in _interleaved(
-                engines, (count, precision), rounds, Path(folder), paths, faults
+                engines, (count, precision, target), rounds, Path(folder), paths, faults
             )
         ]
     inputs = {name: f"{a.dtype} {list(a.shape)}" for name, a in arrays.items()}
@@ -145,12 +147,22 @@ def _files(
 class _Process:
     """A worker process; if it has died, the answer is an error."""
 
-    def __init__(self, engine: str, threads: int, precision: str, model: str, folder: Path) -> None:
+    def __init__(
+        self, engine: str, options: tuple[int, str, str], model: str, folder: Path
+    ) -> None:
+        threads, precision, target = options
         self.outputs = folder / f"{engine}-{threads}.npz"
         self._log = open(folder / f"{engine}-{threads}.log", "w+")  # noqa: SIM115 (see close)
         command = [sys.executable, "-m", "bitwright.report.bench_worker", engine, model]
         self._process = subprocess.Popen(
-            [*command, str(folder / "feeds.npz"), str(self.outputs), str(threads), precision],
+            [
+                *command,
+                str(folder / "feeds.npz"),
+                str(self.outputs),
+                str(threads),
+                precision,
+                target,
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -181,21 +193,21 @@ class _Process:
 
 def _interleaved(
     engines: Sequence[str],
-    options: tuple[int, str],
+    options: tuple[int, str, str],
     rounds: int,
     folder: Path,
     paths: Mapping[str, str],
     faults: Mapping[str, str],
 ) -> list[Row]:
-    """The rows of one number of threads at one precision."""
-    threads, precision = options
+    """The rows of one number of threads at one precision, on one target."""
+    threads = options[0]
     rows = {name: Row(name, threads, error=faults.get(name, "")) for name in engines}
     live: dict[str, _Process] = {}
     with ExitStack() as stack:
         for name in engines:
             if name not in paths:
                 continue
-            process = _Process(name, threads, precision, paths[name], folder)
+            process = _Process(name, options, paths[name], folder)
             stack.callback(process.close)
             if _record(rows[name], process.ask("start")):
                 live[name] = process

@@ -1,6 +1,6 @@
 """A process that runs one engine, for `report.bench`.
 
-    python -m bitwright.report.bench_worker ENGINE MODEL FEEDS.npz OUTPUTS.npz THREADS PRECISION
+    python -m bitwright.report.bench_worker ENGINE MODEL FEEDS OUTPUTS THREADS PRECISION TARGET
 
 Each line on standard input is a command, `start` or `time`; each answer is one line of JSON. The
 engine's own output goes to standard error. The engine is imported in `start`, so that ready time
@@ -15,6 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,11 +30,42 @@ WARMUP_CALLS = 10
 """Calls before memory is read, so that lazily allocated plans and arenas are included."""
 
 
-def _bitwright(model: str, threads: int, precision: str) -> tuple[str, Run]:
+def _bitwright(model: str, threads: int, precision: str, target: str = "cpu") -> tuple[str, Run]:
     from bitwright import __version__
     from bitwright.compiler import compile as compile_model
 
+    if target != "cpu":
+        return __version__, _on_device(compile_model(model, target=target, precision=precision).run)
     return __version__, compile_model(model, threads=threads, precision=precision).run
+
+
+def _on_device(run: Run) -> Run:
+    """A run whose inputs are on the device, and which waits for its end; arrays are its result."""
+    import torch
+
+    on_gpu = torch.cuda.is_available()
+    given: dict[str, Any] = {}
+
+    def call(feeds: Feeds) -> dict[str, Any]:
+        for name, array in feeds.items():
+            if name not in given:
+                numbers = isinstance(array, np.ndarray) and array.dtype.kind in "biuf"
+                tensor = torch.from_numpy(array) if numbers else array
+                given[name] = tensor.cuda() if numbers and on_gpu else tensor
+        found = run(given)
+        if on_gpu:
+            torch.cuda.synchronize()
+        return _Arrays(found)
+
+    return call
+
+
+class _Arrays(dict[str, Any]):
+    """Results that become arrays where they are read, which a timed run does not do."""
+
+    def items(self) -> Any:
+        for name, value in super().items():
+            yield name, value.float().cpu().numpy() if hasattr(value, "cpu") else value
 
 
 def _onnxruntime(model: str, threads: int, precision: str) -> tuple[str, Run]:
@@ -84,10 +116,17 @@ class Worker:
     """Prepares one engine, then times it on the same feeds on each command."""
 
     def __init__(
-        self, engine: str, model: str, feeds: str, outputs: str, threads: str, precision: str
+        self,
+        engine: str,
+        model: str,
+        feeds: str,
+        outputs: str,
+        threads: str,
+        precision: str,
+        target: str = "cpu",
     ) -> None:
         self.engine, self.model, self.outputs = engine, model, outputs
-        self.threads, self.precision = int(threads), precision
+        self.threads, self.precision, self.target = int(threads), precision, target
         with np.load(feeds) as archive:
             self.feeds = {name: archive[name] for name in archive.files}
         self.run: Run | None = None
@@ -96,7 +135,10 @@ class Worker:
         """Time from the model file to the first result, and memory after warm-up."""
         gc.collect()
         before, begin = system.resident_bytes(), time.perf_counter()
-        version, self.run = ENGINES[self.engine](self.model, self.threads, self.precision)
+        make = ENGINES[self.engine]
+        if make is _bitwright:
+            make = partial(_bitwright, target=self.target)
+        version, self.run = make(self.model, self.threads, self.precision)
         answer = self.run(self.feeds)
         ready = time.perf_counter() - begin
         for _ in range(WARMUP_CALLS):

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -158,8 +159,7 @@ class Plan:
         if array is None:
             observed = self.extents.get(value.name)
             return None if observed is None else observed.largest
-        size = np.abs(np.asarray(array, np.float64))
-        return float(size.max(initial=0.0, where=np.isfinite(size)))
+        return largest_magnitude(array)
 
     def _is_counted(self, node: Node, operands: list[Value], wanted: DType) -> bool:
         source = node.inputs[0] if node.op == "cast" else None
@@ -174,6 +174,23 @@ class Plan:
         if _carries(node):
             self._counted.update(v for v in node.outputs if is_changeable(v))
         return True
+
+
+def largest_magnitude(array: np.ndarray[Any, Any]) -> float:
+    """The largest finite magnitude; 0 for none.
+
+    Without their sign bit, finite floats are ordered as the integers of the same bits, whose
+    maximum is found several times faster.
+    """
+    is_known = array.dtype.name in ("float32", "float16", "bfloat16")
+    if is_known and array.size and array.flags.c_contiguous:
+        word = np.dtype(f"u{array.itemsize}")
+        bits = (array.reshape(-1).view(word) & word.type(np.iinfo(word).max >> 1)).max()
+        found = float(np.array([bits], word).view(array.dtype)[0])
+        if np.isfinite(found):
+            return found
+    size = np.abs(np.asarray(array, np.float64))
+    return float(size.max(initial=0.0, where=np.isfinite(size)))
 
 
 def _carries(node: Node) -> bool:

@@ -45,6 +45,11 @@ CHAINED = (9, 0)
 Grid = Callable[[Mapping[str, int]], Sequence[int]]
 
 
+WAIT = "# wait"
+"""A line of a body, once on every path: a chained kernel waits there, and reads only constants
+before it. Without it, all of the body waits."""
+
+
 def cdiv(a: int, b: int) -> int:
     return -(-a // b)
 
@@ -123,7 +128,8 @@ class KernelSource:
         head = f"@triton.jit\ndef kernel({', '.join(arguments)}):\n"
         if chained:
             early = textwrap.dedent(self.early).strip("\n")
-            body = f"gdc_launch_dependents()\n{early}\ngdc_wait()\n{body}"
+            body = body.replace(WAIT, "gdc_wait()") if WAIT in body else f"gdc_wait()\n{body}"
+            body = f"gdc_launch_dependents()\n{early}\n{body}"
         own = "\n\n".join(
             part
             for part in (self.helpers.strip("\n"), head + textwrap.indent(body, "    "))

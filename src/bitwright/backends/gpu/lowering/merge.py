@@ -87,7 +87,7 @@ def _part(step: Step, sources: Mapping[str, KernelSource]) -> _Part | None:
     source = sources[step.kernel]
     if not all(isinstance(size, int) for size in step.sizes.values()):
         return None
-    if source.descriptors or source.native_body or "num_programs" in source.body:
+    if source.descriptors or source.native_body or source.early or "num_programs" in source.body:
         return None
     grid = tuple(source.grid({**step.sizes, **source.configs[0].constants}))  # type: ignore[dict-item]
     return _Part(step, source, grid) if 0 < prod(grid) <= MOST_PROGRAMS else None

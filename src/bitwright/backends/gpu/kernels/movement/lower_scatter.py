@@ -10,8 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from bitwright.backends.cpu.lowering.region import collapse
+from bitwright.backends.gpu.codegen.expression import as_stored
 from bitwright.backends.gpu.codegen.source import Config, KernelSource, cdiv
 from bitwright.backends.gpu.codegen.types import triton_type, widened
+from bitwright.backends.gpu.kernels.attention.rotated import Rotated
 from bitwright.backends.gpu.kernels.movement.indices import (
     FAULT,
     checked_index,
@@ -183,7 +185,11 @@ def lower_tensor_scatter(ctx: GpuLowering, node: Node, region: RegionView) -> No
     element = word(past.dtype)
     outer = past.shape[0], product(past.shape[1:axis])
     inner = product(past.shape[axis + 1 :])
-    given = grouped(ctx, update, (*outer, update.shape[axis], inner))
+    rotated = Rotated.of(ctx, update)
+    if rotated is None:
+        given = grouped(ctx, update, (*outer, update.shape[axis], inner))
+    else:
+        given, element = rotated.x, past.dtype
     room = (*outer, past.shape[axis], inner)
     y = replace(_start(ctx, node), shape=room, strides=row_major(room))
     lines = [
@@ -204,9 +210,13 @@ def lower_tensor_scatter(ctx: GpuLowering, node: Node, region: RegionView) -> No
         "tl.store(fault + row * 0, tl.cast(node, tl.int64) + row * 0, wrong)",
         "place = tl.where(wrong, 0, (begin + p2) % room)",
         "ok = row_ok & (wrong == 0) & (column < inner)",
-        "found = tl.load(u + p0 * u0 + p1 * u1 + p2 * u2 + column * u3, ok, other=0)",
-        "tl.store(y + p0 * y0 + p1 * y1 + place * y2 + column * y3, found, ok)",
     ]
+    if rotated is None:
+        lines.append("found = tl.load(u + p0 * u0 + p1 * u1 + p2 * u2 + column * u3, ok, other=0)")
+    else:
+        lines += rotated.lines
+    result = "found" if rotated is None else as_stored("found", element)
+    lines.append(f"tl.store(y + p0 * y0 + p1 * y1 + place * y2 + column * y3, {result}, ok)")
     sizes: dict[str, Size] = {
         "n0": outer[0],
         "n1": outer[1],
@@ -222,8 +232,12 @@ def lower_tensor_scatter(ctx: GpuLowering, node: Node, region: RegionView) -> No
     views = {"y": y, "u": given, **fault}
     if rest:
         pointers["i"], views["i"] = index_type(rest[0]), ctx.contiguous(rest[0])
+    if rotated is not None:
+        pointers |= rotated.pointers
+        views |= rotated.views
+        sizes |= rotated.sizes
     source = KernelSource(
-        f"tensor_scatter_{element}",
+        f"tensor_scatter_{'rotated_' if rotated is not None else ''}{element}",
         "\n".join(lines),
         pointers,
         tuple(sizes),
@@ -233,4 +247,5 @@ def lower_tensor_scatter(ctx: GpuLowering, node: Node, region: RegionView) -> No
             cdiv(size["inner"], size["COLUMNS"]),
         ),
     )
-    ctx.call(ctx.kernel(source), node, views, sizes, why="rows of a cache")
+    why = "rows of a cache" + (", rotated inside" if rotated is not None else "")
+    ctx.call(ctx.kernel(source), node, views, sizes, why=why)

@@ -19,7 +19,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from textwrap import indent
 
-from bitwright.backends.gpu.codegen.source import Config, Grid, cdiv
+from bitwright.backends.gpu.codegen.source import WAIT, Config, Grid, cdiv
 from bitwright.backends.gpu.kernels.weight_only.few_rows import PackedProduct
 from bitwright.backends.gpu.lowering.context import Machine
 from bitwright.ir.dim import Size
@@ -31,6 +31,8 @@ UNIT = 2.0 ** (149 - EXPONENT)
 """The value of a sum's unit."""
 UNITS = {bit: 2.0 ** (EXPONENT - (bit if bit < 24 else bit - 24)) for bit in range(0, 32, 4)}
 """What an element is multiplied by, by the bit where its weight begins."""
+LINE_WORDS = 32
+"""Of a line of the L2 cache."""
 SIGNS = -2139062144
 """0x80808080: makes signed bytes unsigned ones, 128 more."""
 
@@ -102,10 +104,10 @@ class OneRow:
             *(f"sums{c} = tl.zeros((BN, BW), tl.float32)" for c in self._copies),
             "row_sums = tl.zeros((BW,), tl.float32)",
             "if STEPS == 1:",  # weights first: they arrive while the row is computed
-            *_inside(["step = 0", *self._weights(), *self.source.before]),
+            *_inside(["step = 0", *self._weights(), WAIT, *self.source.before]),
             *_inside([*self._row(), *self._products()]),
             "else:",
-            *_inside(self.source.before),
+            *_inside([*self._prefetch(), WAIT, *self.source.before]),
             "    for step in tl.range(STEPS, num_stages=STAGES):",
             *_inside(_inside([*self._weights(), *self._row(), *self._products()])),
         ]
@@ -163,6 +165,20 @@ class OneRow:
                 load = f"tl.load(zero + {where}, mask=inside, other=0)"
                 lines.append(f"z{c} = {load}.to(tl.float32)")
         return lines
+
+    def _prefetch(self) -> list[str]:
+        """Statements that bring the program's weights to the L2 cache."""
+        words = cdiv(self.facts.groups, self.parts) * self.facts.per_group
+        lines = 1 << max(cdiv(words, LINE_WORDS) - 1, 0).bit_length()
+        found = [
+            f"at_line = part * PER + tl.arange(0, {lines}) * {LINE_WORDS}",
+            "at_line = tl.minimum(at_line, WORDS - 1)",
+        ]
+        for c in self._copies:
+            column = f"tl.minimum(columns, WIDTH - 1) + {self._offset(c)}"
+            row = f"({column})[:, None].to(tl.int64) * WORDS"
+            found.append(f"bw_prefetch(q + {row} + at_line[None, :])")
+        return found
 
     def _row(self) -> list[str]:
         """place0, place1, ...: the row's elements at each place of a word, times its unit; and
