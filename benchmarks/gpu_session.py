@@ -52,6 +52,7 @@ import torch  # noqa: E402
 import bitwright as bw  # noqa: E402
 from bitwright.backends.gpu.profile.peaks import GpuPeaks, peaks  # noqa: E402
 from bitwright.backends.gpu.runtime.device import current_device  # noqa: E402
+from bitwright.backends.gpu.runtime.tuning import tuner_of  # noqa: E402
 from bitwright.lir.schedule import KernelStep  # noqa: E402
 
 Row = tuple[str, Callable[[], dict[str, Any]]]
@@ -202,10 +203,12 @@ def engines(name: str, batch: int, options: argparse.Namespace) -> dict[str, Cal
 
 def rows_of_models(options: argparse.Namespace) -> Iterator[Row]:
     def measure(name: str, batch: int, make: Callable[[], Any]) -> dict[str, Any]:
-        start = time.time()
+        tuner = tuner_of(current_device().machine)
+        start, tuned = time.time(), tuner.seconds_spent
         call = make()
         call()
         row: dict[str, Any] = {"ready_s": time.time() - start}
+        row["tuning_s"] = tuner.seconds_spent - tuned  # part of ready_s
         row["us"] = microseconds(call)
         begin = time.perf_counter()
         call()
