@@ -46,7 +46,7 @@ def test_a_worker_that_waits_is_excluded_and_tried_again(monkeypatch):
     machine.run(contention.FIRST_SECONDS)
     assert machine.excluded() == []
     for pause in (2, 4, 8, 8):  # it waits longer each time, up to a limit
-        machine.run(0.01, sleeps=1, t2=0.5)
+        machine.run(0.01, sleeps=1, t2=0.6)
         assert machine.excluded() == [2]
         machine.run(min(pause * contention.FIRST_SECONDS, contention.LAST_SECONDS) * 0.9)
         assert machine.excluded() == [2]
@@ -58,7 +58,7 @@ def test_short_waits_and_waits_without_sleeps_exclude_nobody(monkeypatch):
     machine = Machine(monkeypatch)
     machine.run(1.0, sleeps=1)
     for _ in range(20):
-        machine.run(0.01, sleeps=1, t1=0.2, t2=0.2)
+        machine.run(0.01, sleeps=1, t1=0.4, t2=0.4)
     machine.run(0.01, t3=1.0)
     machine.run(0.5, sleeps=1)
     assert machine.excluded() == []

@@ -20,10 +20,12 @@ import numpy as np
 
 from bitwright.backends.cpu.runtime import shared_block as shared
 
-CHECK_SECONDS = 5e-3
-"""The least time between two looks: longer than the slice that the system gives to a thread."""
-LARGEST_SHARE = 0.3
-"""Of the time, without a processor. A worker that is excluded costs at most half of the speed."""
+CHECK_SECONDS, LARGEST_COST = 5e-3, 0.01
+"""The least time between two looks, longer than the slice that the system gives to a thread, and
+what looks may cost of the time."""
+LARGEST_SHARE, LARGEST_OF_MANY = 0.3, 0.5
+"""Of the time, without a processor, for one worker and for several. One of two threads keeps 60 to
+75% of the speed where memory limits it; without one of more, another thread runs two parts."""
 FIRST_SECONDS, LAST_SECONDS = 0.1, 0.8
 """How long a worker is excluded; twice as long each time that it still has to wait."""
 
@@ -36,6 +38,8 @@ class Contention:
     ) -> None:
         self._words, self._workers = words, workers
         self._sleeps = 0
+        self._limit = LARGEST_SHARE if len(workers) == 1 else LARGEST_OF_MANY
+        self._interval = CHECK_SECONDS
         self._until = self._since = 0.0
         self._pause = FIRST_SECONDS
         self._spins = words[shared.STEAL_SPINS // 8]
@@ -54,7 +58,7 @@ class Contention:
             return
         self._sleeps = sleeps
         passed = time.perf_counter() - self._since
-        if passed < CHECK_SECONDS:
+        if passed < self._interval:
             return
         before = self._waited
         self._look()
@@ -63,7 +67,7 @@ class Contention:
             for number, waited in self._waited.items()
             if number in before
         }
-        if max(shares.values(), default=0.0) > LARGEST_SHARE:
+        if max(shares.values(), default=0.0) > self._limit:
             slowest = max(range(1, len(self._workers) + 1), key=lambda n: shares.get(n, 0.0))
             self._exclude(slowest)
             self._until = time.perf_counter() + self._pause
@@ -86,6 +90,8 @@ class Contention:
         threads = (threading.get_native_id(), *self._workers)
         found = {number: waiting_nanoseconds(thread) for number, thread in enumerate(threads)}
         self._waited = {number: waited for number, waited in found.items() if waited is not None}
+        took = time.perf_counter() - self._since
+        self._interval = max(CHECK_SECONDS, took / LARGEST_COST)
 
 
 def waiting_nanoseconds(thread: int | None) -> int | None:

@@ -6,9 +6,9 @@ where rows are few. Each chunk of 32 elements is unpacked once and multiplied by
     t += scale (scale_x (Σ qx qw - zero Σ qx)) - minimum scale_x Σ qx
 
 in this order for any number of rows, so a row's bits do not depend on the others. Products of the
-second level of activations, which few runs have, are added in memory and to t at the end. Threads
-divide panels. Rows are taken in groups whose activations stay in the second-level cache, and
-weights in panels, which stay in the first.
+second level of activations, which few runs have, are added by themselves and to t at the end.
+Threads divide panels. Rows are taken in groups whose activations stay in the second-level cache,
+and weights in panels, which stay in the first.
 
 The exact form sums x (qw - zero) of a run in f32 before it multiplies by the scale.
 """
@@ -98,6 +98,22 @@ def emit_block_product(
     with module.kernel(name, signature) as f, f.subnormals_as_zeros():
         _Product(f, kernel, epilogue).emit()
     return signature
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """What a loop over chunks carries."""
+
+    levels: Value
+    """Which rows have a second level in any chunk so far."""
+    totals: Sequence[Value]
+
+    def values(self) -> list[Value]:
+        return [self.levels, *self.totals]
+
+    @staticmethod
+    def of(values: Sequence[Value]) -> _Sums:
+        return _Sums(values[0], list(values[1:]))
 
 
 class _Product:
@@ -243,46 +259,38 @@ class _Product:
             rows = [quantize.tile_address(f, a, row, self.rows, self.depth)]
             steps = [self.step]
         zeros = [f.const(self.vector, 0.0)] * (height * len(vectors))
-        if not self.kernel.exact:
-            for at, zero in enumerate(zeros):
-                f.store(zero, self.low_sums, at * self.lanes, align=self.vector.total_bytes)
+        sums = _Sums(f.const(i32, 0), zeros)
         count = f.udiv(self.depth, layout.chunks)
 
         def moved(addresses: Sequence[Value]) -> list[Value]:
             return [f.offset(p, s) for p, s in zip(addresses, steps, strict=True)]
 
-        with f.loop(0, count, carry=(panel, *rows, *zeros)) as blocks:
+        with f.loop(0, count, carry=(panel, *rows, *sums.values())) as blocks:
             block, *rest = blocks.carried
-            here, totals = rest[: len(rows)], rest[len(rows) :]
+            here, sums = rest[: len(rows)], _Sums.of(rest[len(rows) :])
             self._prefetch(block, layout.chunks_at, height)
             numbers = [self.reader.block_scales(block, v) for v in vectors]
             chunk = f.offset(block, layout.chunks_at)
             if layout.chunks == 1:
-                totals = self._chunk(vectors, height, block, numbers, chunk, here, None, totals)
+                sums = self._chunk(vectors, height, block, numbers, chunk, here, None, sums)
                 here = moved(here)
             else:
-                with f.loop(0, layout.chunks, carry=(chunk, *here, *totals)) as chunks:
+                with f.loop(0, layout.chunks, carry=(chunk, *here, *sums.values())) as chunks:
                     chunk, *rest = chunks.carried
-                    here, totals = rest[: len(rows)], rest[len(rows) :]
-                    totals = self._chunk(
-                        vectors, height, block, numbers, chunk, here, chunks.index, totals
+                    here, sums = rest[: len(rows)], _Sums.of(rest[len(rows) :])
+                    sums = self._chunk(
+                        vectors, height, block, numbers, chunk, here, chunks.index, sums
                     )
-                    chunks.next(f.offset(chunk, layout.chunk_bytes), *moved(here), *totals)
+                    chunks.next(f.offset(chunk, layout.chunk_bytes), *moved(here), *sums.values())
                 here = list(chunks.results[1 : 1 + len(rows)])
-                totals = list(chunks.results[1 + len(rows) :])
-            blocks.next(f.offset(block, layout.block_bytes), *here, *totals)
-        totals = list(blocks.results[1 + len(rows) :])
+                sums = _Sums.of(chunks.results[1 + len(rows) :])
+            blocks.next(f.offset(block, layout.block_bytes), *here, *sums.values())
+        sums = _Sums.of(blocks.results[1 + len(rows) :])
         if self.kernel.exact:
-            return totals
-        return [
-            f.add(total, low) for total, low in zip(totals, self._low_sums(totals), strict=True)
-        ]
-
-    def _low_sums(self, totals: Sequence[Value]) -> list[Value]:
-        """The sums of the second level of as many rows and vectors."""
-        f, align = self.f, self.vector.total_bytes
-        places = range(0, len(totals) * self.lanes, self.lanes)
-        return [f.load(self.vector, self.low_sums, at, align=align) for at in places]
+            return list(sums.totals)
+        with f.if_(f.ne(sums.levels, 0), carry=sums.totals) as branch:
+            branch.next(*self._with_second_level(vectors, height, rows[0], panel, sums.totals))
+        return list(branch.results)
 
     def _chunk(
         self,
@@ -293,50 +301,94 @@ class _Product:
         chunk: Value,
         rows: list[Value],
         place: Value | None,
-        totals: list[Value],
-    ) -> list[Value]:
-        """The totals with the products of one chunk, the `place`-th of its block."""
-        f, form = self.f, self.kernel.form
-        totals = list(totals)
-        each = RUN // form.run
+        sums: _Sums,
+    ) -> _Sums:
+        """The sums with the products of one chunk, the `place`-th of its block."""
+        f, levels, totals = self.f, sums.levels, list(sums.totals)
         self._prefetch(chunk, self.reader.layout.chunk_bytes, height)
         add: Any = self._exact_run if self.kernel.exact else self._run
-        pieces: list[Any] = []
         for n, v in enumerate(vectors):
-            words = self.reader.load_words(chunk, v)
-            assert self.dots is not None
-            values: Any = (
-                self.reader.elements(words)
-                if self.kernel.exact
-                else [self.dots.prepare(f, word) for word in words]
-            )
-            for part in range(each):
-                run = f.const(i64, part) if place is None else place * each + part
-                scale, minimum = self.reader.of_run(block, numbers[n], run, v)
-                size = len(values) // each
-                used = values[part * size : (part + 1) * size]
-                pieces.append((n, part, used, scale, minimum))
+            for part, used, scale, minimum in self._parts(chunk, v, block, numbers[n], place):
                 for i in range(height):
                     at = i * len(vectors) + n
                     totals[at] = add(rows, i, part, used, scale, minimum, totals[at])
-        if self.kernel.exact:
-            return totals
-        self._second_level(pieces, height, len(vectors), rows[0])
-        return totals
+        if not self.kernel.exact:
+            levels = f.or_(levels, f.load(i32, f.offset(rows[0], quantize.LEVELS_AT)))
+        return _Sums(levels, totals)
 
-    def _second_level(self, pieces: Sequence[Any], height: int, count: int, unit: Value) -> None:
-        """Adds the products of the second level to the sums in memory, for rows that have one."""
+    def _parts(
+        self,
+        chunk: Value,
+        v: int | Value,
+        block: Value,
+        numbers: tuple[Value, Value | None],
+        place: Value | None,
+    ) -> list[tuple[int, Sequence[Any], Value, Value | None]]:
+        """The runs of a chunk for one vector: number, unpacked values, scale and minimum."""
+        f, form = self.f, self.kernel.form
+        words = self.reader.load_words(chunk, v)
+        assert self.dots is not None
+        values: Any = (
+            self.reader.elements(words)
+            if self.kernel.exact
+            else [self.dots.prepare(f, word) for word in words]
+        )
+        each = RUN // form.run
+        size = len(values) // each
+        found = []
+        for part in range(each):
+            run = f.const(i64, part) if place is None else place * each + part
+            scale, minimum = self.reader.of_run(block, numbers, run, v)
+            found.append((part, values[part * size : (part + 1) * size], scale, minimum))
+        return found
+
+    def _with_second_level(
+        self,
+        vectors: Sequence[int | Value],
+        height: int,
+        unit: Value,
+        panel: Value,
+        totals: Sequence[Value],
+    ) -> list[Value]:
+        """The totals plus the products of the second level: another pass over the few chunks that
+        have one, which keeps the registers of the first pass free.
+
+        Its sums begin with -0, so that rows without a second level keep their bits.
+        """
+        f, layout, align = self.f, self.reader.layout, self.vector.total_bytes
+        places = range(0, len(totals) * self.lanes, self.lanes)
+        for at in places:
+            f.store(f.const(self.vector, -0.0), self.low_sums, at, align=align)
+        with f.loop(0, self.depth, carry=(unit,)) as loop:
+            (here,) = loop.carried
+            mask = f.load(i32, f.offset(here, quantize.LEVELS_AT))
+            if height < quantize.TILE:
+                mask = f.and_(mask, (1 << height) - 1)
+            with f.if_(f.ne(mask, 0)):
+                number, place = f.udiv(loop.index, layout.chunks), f.urem(loop.index, layout.chunks)
+                block = f.offset(panel, number * layout.block_bytes)
+                chunk = f.offset(block, layout.chunks_at + place * layout.chunk_bytes)
+                parts = [
+                    self._parts(chunk, v, block, self.reader.block_scales(block, v), place)
+                    for v in vectors
+                ]
+                self._second_level(parts, mask, here)
+            loop.next(f.offset(here, self.step))
+        lows = (f.load(self.vector, self.low_sums, at, align=align) for at in places)
+        return [f.add(total, low) for total, low in zip(totals, lows, strict=True)]
+
+    def _second_level(self, parts: Sequence[Any], mask: Value, unit: Value) -> None:
+        """Adds the products of a chunk for the rows in a mask to the sums in memory."""
         f = self.f
-        mask = f.load(i32, f.offset(unit, quantize.LEVELS_AT))
-        mask = f.and_(mask, (1 << height) - 1) if height < quantize.TILE else mask
-        with f.if_(f.ne(mask, 0)), f.do_while(carry=(mask,)) as loop:
+        with f.do_while(carry=(mask,)) as loop:
             (mask,) = loop.carried
             row = f.convert(f.intrinsic("llvm.cttz.i32", i32, mask, f.const(i1, 1)), i64)
             low = f.offset(unit, self.low + row * quantize.UNIT)
-            for n, part, used, scale, minimum in pieces:
-                place = f.gep(f32, self.low_sums, (row * count + n) * self.lanes)
+            for n, of_vector in enumerate(parts):
+                place = f.gep(f32, self.low_sums, (row * len(parts) + n) * self.lanes)
                 total = f.load(self.vector, place, align=self.vector.total_bytes)
-                total = self._run([low], 0, part, used, scale, minimum, total)
+                for part, used, scale, minimum in of_vector:
+                    total = self._run([low], 0, part, used, scale, minimum, total)
                 f.store(total, place, align=self.vector.total_bytes)
             rest = f.and_(mask, f.sub(mask, 1))
             loop.next(rest, again=f.ne(rest, 0))
