@@ -5,9 +5,10 @@
 
 A case is a random layer at one size: a product of i8 or u8 with i8 or u8 (constant or given at run
 time, one matrix or several), or a convolution (groups, strides, pads, dilations, one or two axes);
-zero points that are absent, constant or given; bias; the sums themselves or scales, an activation
-and a requantization behind them. Every kernel runs with a random one of its candidates, not only
-the static choice. A case that differs is printed with its first wrong element.
+zero points that are absent, constant or given; bias; the sums themselves or scales, activation,
+residual and a requantization behind them. Every kernel runs in a random form and with a random one
+of its candidates, not only in those that would be chosen. A case that differs is printed with its
+first wrong element.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
 import bitwright as bw
 from bitwright.backends.gpu.codegen.source import Config, KernelSource
+from bitwright.backends.gpu.kernels.matmul import tiles
 from bitwright.backends.gpu.lowering.context import Machine
 from bitwright.backends.gpu.runtime.tuning import Tuner
 
@@ -93,6 +96,9 @@ class Draw:
         y = self.b.mul(self.b.cast(sums, to="f32"), self.b.constant(scale))
         if self.one(True, False):
             y = self.b.relu(self.b.add(y, self.constant("f32", *per_column)))
+        if not is_conv and self.one(True, False):
+            self.words.append("residual")
+            y = self.b.add(y, self.given("residual", "f32", *sums.shape))
         to = self.one("i8", "u8")
         self.words.append(f"to {to}")
         zero = self.constant(to) if self.one(True, False) else None
@@ -100,17 +106,20 @@ class Draw:
 
     def product(self) -> tuple[Any, int, int]:
         columns, depth = self.size(300), self.one(self.size(300), self.size(300), self.size(3000))
-        batch = self.one((), (), (3,))
+        is_plain = self.one(True, False)  # what TMA loads
+        batch = () if is_plain else self.one((), (), (3,))
+        if is_plain:
+            depth, self.w_type = -(-depth // 16) * 16, "i8"
         rows = "rows"
         x = self.given("x", self.x_type, *batch, rows, depth)
         w_batch = self.one((), batch)
-        is_constant = not w_batch and self.one(True, True, False)
+        is_constant = is_plain or (not w_batch and self.one(True, True, False))
         if is_constant:
             w = self.constant(self.w_type, depth, columns)
         else:
             w = self.given("w", self.w_type, *w_batch, depth, columns)
         x_zero = self.zero("x_zero", self.x_type, (*batch, rows, 1))
-        w_zero = self.zero("w_zero", self.w_type, (columns,))
+        w_zero = None if is_plain else self.zero("w_zero", self.w_type, (columns,))
         bias = self.constant("i32", columns) if self.one(True, False) else None
         self.words.append(
             f"product {list(batch)} of {depth}x{columns}{'' if is_constant else ' given'}"
@@ -163,7 +172,7 @@ class Draw:
         free |= {name: int(self.rng.integers(5, 12 if self.is_tiny else 40)) for name in ("h", "w")}
         found = {}
         for name, (element, *shape) in self.shapes.items():
-            found[name] = self.values(element, *(free.get(n, n) for n in shape))
+            found[name] = self.values(element, *(free.get(str(n), n) for n in shape))
         return found
 
 
@@ -172,7 +181,9 @@ def run_graph(seed: int, count: int, is_tiny: bool) -> list[dict[str, Any]]:
     try:
         draw = Draw(seed, is_tiny)
         graph = draw.graph()
-        on_gpu = bw.compile(graph, target="cuda")
+        takes_tma = draw.one(True, False)
+        with mock.patch.object(tiles, "prefers_tma", lambda *_: takes_tma):
+            on_gpu = bw.compile(graph, target="cuda")
         on_cpu = bw.compile(graph, threads=1)
         choice = RandomChoice(on_gpu.engine.device.machine, draw.rng)
         on_gpu.engine.kernels.tuner = choice
