@@ -5,6 +5,8 @@ import pytest
 from on_gpu import check_graph, check_node, compiled
 
 import bitwright as bw
+from bitwright.backends.gpu.codegen.source import Config
+from bitwright.backends.gpu.kernels.attention import flash
 from bitwright.ops.core.registry import get
 
 RNG = np.random.default_rng(0)
@@ -90,3 +92,10 @@ def test_all_keys_without_masks(keys, features, dtype):
     q, k, v = (floats(1, h, n, features, dtype=dtype) for h, n in ((4, 70), (2, keys), (2, keys)))
     wide = dtype == np.float32
     check_node("attention", q, k, v, rtol=1e-5 if wide else 2e-3, atol=2e-5 if wide else 2e-3)
+
+
+def test_programs_that_loop_over_heads(monkeypatch):
+    tile = Config({"BM": 16, "BN": 64, "PROGRAMS": 3}, 4, 2)
+    monkeypatch.setattr(flash, "_single_configs", lambda *_: (tile,))
+    q, k, v = floats(2, 4, 40, 24), floats(2, 2, 64, 24), floats(2, 2, 64, 24)
+    check_node("attention", q, k, v, atol=2e-5)

@@ -2,7 +2,8 @@
 
     for each block of keys:  s = q @ k.T;  top, sums, acc are updated;  y = acc / sums
 
-A program computes BM queries of one head.
+A program computes BM queries of one head; where one block holds all keys, it loops over further
+heads, whose operands are loaded meanwhile.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ from bitwright.backends.gpu.kernels.attention.spec import Attention, padded
 from bitwright.backends.gpu.lowering.operands import At
 from bitwright.ir.dtype import f32
 
+ALL = 1 << 30
+"""As PROGRAMS: every program computes one block."""
 
-def flash_source(form: Attention) -> KernelSource:
+
+def flash_source(form: Attention, multiprocessors: int) -> KernelSource:
     wide, deep = padded(form.features), padded(form.values)
     scores = [
         f"s = tl.dot(qt, kt{form.dot})",
@@ -25,15 +29,20 @@ def flash_source(form: Attention) -> KernelSource:
     at = At("(b * heads + h) * queries + m", "dv", "m < queries", f"dv < {form.values}")
     block = form.whole_block
     mask = "m < queries" if wide == form.features else f"(m < queries) & (dq < {form.features})"
-    lines = [
-        "h = (tl.program_id(1) % heads).to(tl.int64)",
-        "b = (tl.program_id(1) // heads).to(tl.int64)",
-        "kv = h // group",
-        "m = tl.program_id(0) * BM + tl.arange(0, BM)[:, None]",
-        "row_ok = m < queries",
+    is_single = block == form.sizes["total"] and block > 0
+    place = ("item % row_blocks", "item // row_blocks")
+    row_block, head = place if is_single else ("tl.program_id(0)", "tl.program_id(1)")
+    features = [
         f"dq = tl.arange(0, {wide})[None, :]",
         f"d = tl.arange(0, {wide})[:, None]",
         f"dv = tl.arange(0, {deep})[None, :]",
+    ]
+    lines = [
+        f"h = (({head}) % heads).to(tl.int64)",
+        f"b = (({head}) // heads).to(tl.int64)",
+        "kv = h // group",
+        f"m = ({row_block}) * BM + tl.arange(0, BM)[:, None]",
+        "row_ok = m < queries",
         *([] if block else _bounds(form)),
         f"qt = tl.load(q + b * q_s0 + h * q_s1 + m.to(tl.int64) * q_s2 + dq, {mask}, other=0.0)",
         'top = tl.full([BM], float("-inf"), tl.float32)',
@@ -48,11 +57,11 @@ def flash_source(form: Attention) -> KernelSource:
     depth = form.features + form.values
     return KernelSource(
         f"attention_{form.element}",
-        "\n".join(lines),
+        "\n".join([*features, *(_loop(lines) if is_single else lines)]),
         pointers,
         sizes,
-        _configs(form),
-        _grid,
+        _single_configs(form, multiprocessors) if is_single else _configs(form),
+        _single_grid if is_single else _grid,
         contracts=True,
         work=Work(
             lambda size: (
@@ -66,6 +75,21 @@ def flash_source(form: Attention) -> KernelSource:
             form.element.name,
         ),
     )
+
+
+def _loop(lines: Sequence[str]) -> list[str]:
+    """A loop over blocks of queries and heads, or (with PROGRAMS=ALL) one of them, which needs
+    fewer registers."""
+    inside = [f"    {line}" for line in lines]
+    return [
+        "row_blocks = tl.cdiv(queries, BM)",
+        f"if PROGRAMS == {ALL}:",
+        "    item = tl.program_id(0)",
+        *inside,
+        "else:",
+        "    for item in range(tl.program_id(0), row_blocks * programs, tl.num_programs(0)):",
+        *(f"    {line}" for line in inside),
+    ]
 
 
 def _bounds(form: Attention) -> list[str]:
@@ -88,6 +112,37 @@ def _grid(size: Mapping[str, int]) -> Sequence[int]:
     return cdiv(size["queries"], size["BM"]), size["programs"]
 
 
+def _single_grid(size: Mapping[str, int]) -> Sequence[int]:
+    return (min(cdiv(size["queries"], size["BM"]) * size["programs"], size["PROGRAMS"]),)
+
+
+def _single_configs(form: Attention, multiprocessors: int) -> tuple[Config, ...]:
+    """As `_configs`; programs that loop load the next operands while they compute."""
+    queries, heads = form.sizes["queries"], form.sizes["programs"]
+    few = False
+    if isinstance(queries, int) and isinstance(heads, int):
+        few = cdiv(queries, 64) * heads <= multiprocessors
+    tiles: tuple[tuple[int, int, int, int], ...]
+    if form.element == f32 or max(form.features, form.values) > 64:
+        tiles = ((64, 4, 1, ALL), (32, 4, 1, ALL), (64, 8, 1, ALL))
+    elif few:
+        tiles = ((64, 4, 1, ALL), (32, 4, 1, ALL), (16, 2, 1, ALL), (32, 2, 1, ALL))
+    else:
+        tiles = ((64, 4, 1, ALL), (64, 4, 2, 4), (64, 4, 3, 3), (128, 8, 2, 2), (128, 4, 2, 3))
+    return tuple(
+        Config(
+            {
+                "BM": rows,
+                "BN": form.whole_block,
+                "PROGRAMS": ALL if each == ALL else each * multiprocessors,
+            },
+            warps,
+            stages,
+        )
+        for rows, warps, stages, each in tiles
+    )
+
+
 def _configs(form: Attention) -> tuple[Config, ...]:
     """BN fixes the order of sums; candidates differ in BM, warps and stages only."""
     widest = max(padded(form.features), padded(form.values))
@@ -97,9 +152,6 @@ def _configs(form: Attention) -> tuple[Config, ...]:
         keys, tiles = 64 if widest <= 64 else 32, ((64, 4, 2), (32, 4, 2), (64, 8, 2))
     elif widest > 128:
         keys, tiles = 32, ((64, 8, 2), (128, 8, 2))
-    elif block and widest <= 64:
-        keys = block
-        tiles = ((128, 8, 2), (64, 4, 2), (128, 4, 2), (64, 4, 1), (128, 8, 1), (64, 4, 3))
     else:
         keys, tiles = 64, ((64, 4, 3), (128, 8, 3), (64, 4, 2), (128, 8, 2))
         tiles += ((128, 4, 3), (64, 8, 3)) if widest <= 64 else ()

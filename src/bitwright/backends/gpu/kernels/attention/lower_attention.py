@@ -46,7 +46,11 @@ def lower_attention(ctx: GpuLowering, node: Node, region: RegionView) -> None:
     views = {**form.views, **form.tail.views}
     sizes = {**form.sizes, **form.stride_sizes, **form.tail.values}
     ctx.call(
-        ctx.kernel(flash_source(form)), node, views, sizes, why=_why(form, "blocks of queries")
+        ctx.kernel(flash_source(form, ctx.machine.multiprocessors)),
+        node,
+        views,
+        sizes,
+        why=_why(form, "blocks of queries"),
     )
 
 
