@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from on_gpu import compiled
 
 import bitwright.backends.cpu.lowering.registered as cpu
@@ -48,6 +49,8 @@ def test_samples(op: str) -> None:
                 one, two = have.astype(np.float64), want.astype(np.float64)
                 scale = np.abs(two[np.isfinite(two)]).max(initial=1e-30)
                 element = {"f16": 1e-3, "bf16": 8e-3}.get(dtype(want.dtype).name, 0)
+                if op == "f8_matmul" and torch.cuda.is_available():
+                    element = 4e-3  # Hopper's tensor cores keep 13 bits of a sum
                 near = max(case.tolerance, element)
                 np.testing.assert_allclose(one, two, rtol=near, atol=near * scale)
             else:
