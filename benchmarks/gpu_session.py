@@ -8,7 +8,7 @@ prints tables.
 Parts (`--parts`), each within its share of `--seconds`:
 
     peaks     copy bandwidth, the library's products, accumulation bits of 8-bit floats
-    models    whole models in each precision, against PyTorch (eager and torch.compile)
+    models    whole models in each precision, beside torch.compile (gpu_compare.py)
     profile   the kernels of minilm at batch 64: microseconds, TB/s, share of the roof
     kernels   products with their epilogues at the sizes of the issue, against the library's bare
               bf16
@@ -52,7 +52,6 @@ import torch  # noqa: E402
 import bitwright as bw  # noqa: E402
 from bitwright.backends.gpu.profile.peaks import GpuPeaks, peaks  # noqa: E402
 from bitwright.backends.gpu.runtime.device import current_device  # noqa: E402
-from bitwright.backends.gpu.runtime.tuning import tuner_of  # noqa: E402
 from bitwright.lir.schedule import KernelStep  # noqa: E402
 
 Row = tuple[str, Callable[[], dict[str, Any]]]
@@ -61,7 +60,6 @@ DEVICE = "cpu" if TINY else "cuda"
 warnings.simplefilter("ignore")
 PRODUCTS = ((4096, 2304, 768), (4096, 3072, 768), (4096, 768, 3072), (128, 1536, 384), (4096,) * 3)
 ROWS = ((1, 8192, 8192), (1, 4096, 2048), (1, 8960, 1536))
-MODELS = (("minilm", 1), ("minilm", 64), ("bert", 32), ("resnet50", 1), ("resnet50", 64))
 
 
 def microseconds(call: Callable[[], Any], rounds: int = 30) -> float:
@@ -159,81 +157,6 @@ def _error(got: Any, wanted: Any) -> float:
     return float(np.linalg.norm(one - two) / max(np.linalg.norm(two), 1e-30))
 
 
-def engines(name: str, batch: int, options: argparse.Namespace) -> dict[str, Callable[[], Any]]:
-    """A function that makes a callable per engine."""
-    image = name == "resnet50"
-    half = torch.float16 if image else torch.bfloat16
-    precision = "mixed" if image else "mixed_bf16"
-
-    def ours(recipe: str) -> Callable[[], Any]:
-        graph, feeds = gpu_models.graph_of(name, batch, recipe, TINY)
-        exe = bw.compile(graph, target="cuda", precision=precision)
-        given = {key: torch.from_numpy(array).to(DEVICE) for key, array in feeds.items()}
-
-        def call() -> Any:
-            return exe.run(given)
-
-        call.exe = exe  # type: ignore[attr-defined]
-        return call
-
-    def theirs(compiled: bool) -> Callable[[], Any]:
-        module, inputs = gpu_models.model(name, batch, TINY)
-        module = module.to(DEVICE, half)
-        given = tuple(x.to(DEVICE, half if x.is_floating_point() else x.dtype) for x in inputs)
-        if image:
-            module = module.to(memory_format=torch.channels_last)
-            given = tuple(x.to(memory_format=torch.channels_last) for x in given)
-        if compiled:
-            module = torch.compile(module, mode="reduce-overhead", fullgraph=True)
-
-        def call() -> Any:
-            with torch.inference_mode():
-                return module(*given)
-
-        return call
-
-    found: dict[str, Callable[[], Any]] = {"bitwright 16-bit": lambda: ours("")}
-    found |= {f"bitwright {r}": lambda r=r: ours(r) for r in options.recipes}
-    if options.peers:
-        found |= {"torch eager": lambda: theirs(False)}
-        if not TINY:
-            found |= {"torch compile": lambda: theirs(True)}
-    return found
-
-
-def rows_of_models(options: argparse.Namespace) -> Iterator[Row]:
-    def measure(name: str, batch: int, make: Callable[[], Any]) -> dict[str, Any]:
-        tuner = tuner_of(current_device().machine)
-        start, tuned = time.time(), tuner.seconds_spent
-        call = make()
-        call()
-        row: dict[str, Any] = {"ready_s": time.time() - start}
-        row["tuning_s"] = tuner.seconds_spent - tuned  # part of ready_s
-        row["us"] = microseconds(call)
-        begin = time.perf_counter()
-        call()
-        if not TINY:
-            torch.cuda.synchronize()
-        row["latency_us"] = (time.perf_counter() - begin) * 1e6
-        result = call()
-        result = next(iter(result.values())) if isinstance(result, dict) else result
-        module, inputs = gpu_models.model(name, batch, TINY)
-        with torch.inference_mode():
-            wanted = module.to(DEVICE)(*(x.to(DEVICE) for x in inputs))
-        row["error_to_f32"] = _error(result.float().cpu().numpy(), wanted.cpu().numpy())
-        exe = getattr(call, "exe", None)
-        if exe is not None:
-            row["fallbacks"] = [f"{step.op.op}: {step.why}" for step in exe.engine.fallbacks]
-            row["kernels"] = sum(isinstance(s, KernelStep) for s in exe.engine.schedule.steps)
-        torch._dynamo.reset()
-        return row
-
-    models = (("minilm", 1), ("bert", 2), ("resnet50", 2)) if TINY else MODELS
-    for name, batch in models:
-        for label, make in engines(name, batch, options).items():
-            yield f"{name} {batch} {label}", partial(measure, name, batch, make)
-
-
 def rows_of_profile(options: argparse.Namespace) -> Iterator[Row]:
     """Kernels of minilm at batch 64, for each recipe: time, bytes, share of the roof."""
     from bitwright.report.traffic import traffic
@@ -264,7 +187,6 @@ def rows_of_profile(options: argparse.Namespace) -> Iterator[Row]:
 
 WORKERS: dict[str, Callable[[argparse.Namespace], Iterator[Row]]] = {
     "peaks": rows_of_peaks,
-    "models": rows_of_models,
     "profile": rows_of_profile,
     "kernels": rows_of_kernels,
 }
@@ -318,6 +240,7 @@ SHARES = {
 }
 """Of the seconds, at most; what a part leaves goes to those after it."""
 SCRIPTS = {
+    "models": ["gpu_compare.py"],
     "exact": ["gpu_exact.py", "20" if TINY else "1000"],
     "products": ["gpu_kernels.py", "products", "rows", "convs"],
     "rows": ["gpu_rows.py"],
@@ -365,6 +288,9 @@ class Session:
             script, *arguments = SCRIPTS[name]
             command = [str(ROOT / "benchmarks" / script), *arguments]
             command += ["--tiny"] if TINY else []
+            if name == "models":
+                command += ["--out", str(self.options.out), "--seconds", f"{0.7 * limit:.0f}"]
+                command += ["--no-peers"] * (not self.options.peers)
         start = self.log.stat().st_size if self.log.exists() else 0
         ended = self._process(name, command, limit, limit)
         with self.log.open("rb") as file:
