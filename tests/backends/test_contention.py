@@ -77,3 +77,15 @@ def test_the_caller_gets_the_processor_of_a_worker(monkeypatch):
 def test_waiting_times_of_threads_that_do_not_exist_are_unknown():
     assert contention.waiting_nanoseconds(None) is None
     assert contention.waiting_nanoseconds(1 << 30) is None
+
+
+def test_other_callers_exclude_nobody(monkeypatch):
+    """The time that another caller waited long ago says nothing about this one."""
+    machine = Machine(monkeypatch)
+    machine.run(1.0, sleeps=1)
+    machine.waited[9] = int(60e9)
+    monkeypatch.setattr(contention.threading, "get_native_id", lambda: 9)
+    machine.run(0.01, sleeps=1)
+    assert machine.excluded() == []
+    machine.run(0.01, sleeps=1, t9=0.6)
+    assert machine.excluded() != []

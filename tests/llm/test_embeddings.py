@@ -15,7 +15,7 @@ from tiny_models import VOCAB, save_decoder, tokens_of
 
 import bitwright as bw
 from bitwright.errors import BitwrightError, RunError
-from bitwright.llm.embeddings import DecoderEmbedder, open_embedder
+from bitwright.llm.embeddings import DecoderEmbedder, batches, open_embedder
 from bitwright.llm.model import load_model
 
 TEXTS = [tokens_of(n)[n // 3 :].tolist() for n in (5, 30, 2, 7, 11, 3, 19, 8, 40, 13)]
@@ -60,6 +60,29 @@ def test_vectors_are_those_of_transformers(folder, pooling, monkeypatch):
         embedder.embed([[3] * 65])
     with pytest.raises(RunError, match=f"token {VOCAB} is not in"):
         embedder.embed_texts([[VOCAB]])
+
+
+def test_texts_that_are_embedded_together():
+    found = batches([512, 3, 600, 200, *[2] * 9, 310])
+    assert sorted(n for batch in found for n in batch) == list(range(14))
+    assert found[-2:] == [[0], [2]]
+    assert [len(batch) for batch in found[:-2]] == [8, 3, 1]
+    assert batches([]) == []
+
+
+def test_work_can_be_ended_before_each_run(folder):
+    embedder = DecoderEmbedder(load_model(folder[0], exact=True), 1)
+    calls = []
+
+    def check():
+        calls.append(1)
+        if len(calls) == 2:
+            raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        embedder.embed(TEXTS * 9, check)
+    assert len(calls) == 2
+    assert len(embedder.embed(TEXTS)) == len(TEXTS)
 
 
 def test_a_language_model_embeds(folder, tmp_path):

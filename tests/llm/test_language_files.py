@@ -1,5 +1,7 @@
 """Language models from files: the compiled form in the cache folder, sessions, batches."""
 
+import json
+import os
 import shutil
 
 import numpy as np
@@ -85,6 +87,41 @@ def test_a_warm_start_of_a_folder(folder, tmp_path, monkeypatch):
     weights.symlink_to(blobs / "other")  # another revision
     with pytest.raises(TypeError):
         LanguageModel(links, threads=1, context=32)
+
+
+def test_a_changed_shard_of_any_name(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv(knobs.CACHE.name, str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir()
+    own = tmp_path / "own"
+    shutil.copytree(folder, own)
+    shard = own / "model.safetensors"
+    data = shard.read_bytes()
+    names = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).keys() - {"__metadata__"}
+    shard = shard.rename(own / "part-1")
+    index = {"weight_map": dict.fromkeys(names, "part-1")}
+    (own / "model.safetensors.index.json").write_text(json.dumps(index))
+    cold = logits_of(LanguageModel(own, threads=1, context=32))
+    (own / "new").write_bytes(data[:-64] + bytes(64))
+    (own / "new").replace(shard)
+    changed = logits_of(LanguageModel(own, threads=1, context=32))
+    assert not np.array_equal(cold, changed)
+
+
+def test_weights_that_change_while_they_are_compiled(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv(knobs.CACHE.name, str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir()
+    own = tmp_path / "own"
+    shutil.copytree(folder, own)
+    compile = compiled.compile
+
+    def compile_slowly(*args, **options):
+        executable = compile(*args, **options)
+        os.utime(own / "model.safetensors", (0, 0))
+        return executable
+
+    monkeypatch.setattr(compiled, "compile", compile_slowly)
+    lm = LanguageModel(own, threads=1, context=32)
+    assert not isinstance(lm.engine.decoder.executable, CachedExecutable)
 
 
 @pytest.mark.parametrize("cache", ["f16", "i8", "f32"])

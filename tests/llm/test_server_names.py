@@ -7,8 +7,11 @@ pytest.importorskip("starlette", reason="the starlette package is not installed"
 pytest.importorskip("uvicorn", reason="the uvicorn package is not installed")
 pytest.importorskip("httpx", reason="the httpx package is not installed")
 import httpx
+from click.testing import CliRunner
 from running_server import running
 
+from bitwright.cli import main
+from bitwright.llm.serve import models, run
 from bitwright.llm.serve.hosts import host_name, is_allowed
 
 
@@ -36,6 +39,7 @@ def test_names_that_nobody_allowed_are_refused(lm):
     [
         ("Models.Example.:80", ("models.example",), True),
         ("models.example", ("Models.Example.",), True),
+        ("models.example:8000", ("models.example:8000",), True),
         ("a.inner.example", ("*.inner.example",), True),
         ("inner.example", ("*.inner.example",), False),
         ("xinner.example", ("*.inner.example",), False),
@@ -47,3 +51,21 @@ def test_names_that_nobody_allowed_are_refused(lm):
 )
 def test_names_and_patterns(header, allowed, expected):
     assert is_allowed(host_name(header), allowed) is expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hosts"),
+    [
+        ((), ("localhost",)),
+        (("--allow-host", "a.example"), ("a.example", "localhost")),
+        (("--api-key", "x"), ()),
+    ],
+)
+def test_the_name_that_a_server_is_started_with(arguments, hosts, monkeypatch):
+    settings = []
+    monkeypatch.setattr(models, "open_models", lambda *paths, **options: {})
+    monkeypatch.setattr(run, "serve", lambda opened, listening, given, *_: settings.append(given))
+    options = ["serve", "m.gguf", "--host", "localhost", "--port", "0", *arguments]
+    result = CliRunner().invoke(main, options, catch_exceptions=False)
+    assert result.exit_code == 0
+    assert settings[0].hosts == hosts

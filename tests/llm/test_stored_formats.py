@@ -50,5 +50,6 @@ def test_runs_with_outliers_have_a_second_level():
     assert rest[0, 1].any() and not rest[0, [0, *range(2, 10)]].any() and not rest[1].any()
     errors = np.abs((q + rest / LEVEL) * scale[..., None] - x.reshape(2, 10, 32))
     assert errors[0, 1].max() < 0.51 * scale[0, 1] / LEVEL * 2
-    assert quantize_runs(x, 0.0)[1].any(axis=2).all()
+    for factor in (1.0, 1e25):  # squares beyond f32
+        assert quantize_runs(x * np.float32(factor), 0.0)[1].any(axis=2).all()
     assert not quantize_runs(x, np.inf)[1].any()

@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 import llm_models
 from tiny_models import save_decoder
 
-from bitwright.errors import ExportError, ImportModelError
+from bitwright.errors import ExportError, ImportModelError, RunError
 from bitwright.frontend.language.source import TokenizerSource, read_source
 from bitwright.llm.files.save import save_model
 from bitwright.llm.text.samples import SAMPLES_FILE, SAMPLES_KEY, TEXTS
@@ -79,7 +79,10 @@ def test_other_tokens_are_an_error(source, kind, tmp_path):
         read_tokenizer(changed.open())
 
 
-@pytest.mark.parametrize("samples", ["[[1, [2]]]", '[["x", ["y"]]]', "{", 5, '"x"', "[" * 9000])
+@pytest.mark.parametrize(
+    "samples",
+    ["[[1, [2]]]", '[["x", ["y"]]]', '[["\\ud800", [1]]]', "{", 5, '"x"', "[" * 9000],
+)
 def test_damaged_samples(samples):
     with pytest.raises(ImportModelError, match="samples of the tokenizer are damaged"):
         read_tokenizer({**llm_models.metadata(), SAMPLES_KEY: samples})
@@ -91,3 +94,30 @@ def test_a_tokenizer_that_gguf_cannot_hold(source, tmp_path):
     with pytest.raises(ExportError, match="a GGUF file cannot hold this tokenizer"):
         save_model(changed, tmp_path / "model.gguf")
     save_model(changed, tmp_path / "model.bw")
+
+
+def test_a_tokenizer_without_tokens_for_some_texts(source, tmp_path):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = Tokenizer(models.WordLevel({"w0": 0, "w1": 1}))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    files = {"tokenizer.json": words.to_str()}
+    save_model(replace(source, tokenizer=TokenizerSource(files=files)), tmp_path / "model.bw")
+    stored = read_source(tmp_path / "model.bw").tokenizer
+    tokenizer = read_tokenizer(stored.open())
+    assert tokenizer.encode("w1 w0") == [1, 0]
+    with pytest.raises(RunError, match="no tokens for the text"):
+        tokenizer.encode("w2")
+    changed = TokenizerSource(files={**stored.files, SAMPLES_FILE: '[["w2", [1]]]'})
+    with pytest.raises(ImportModelError, match="a sample of the tokenizer fails"):
+        read_tokenizer(changed.open())
+
+
+def test_tokens_are_not_random(tmp_path):
+    from tokenizers import Tokenizer, models
+
+    merges = [("a", "b"), ("ab", "c")]
+    words = {"a": 0, "b": 1, "ab": 2, "c": 3, "abc": 4}
+    Tokenizer(models.BPE(words, merges, dropout=0.5)).save(str(tmp_path / "tokenizer.json"))
+    tokenizer = read_tokenizer(tmp_path / "tokenizer.json")
+    assert [tokenizer.encode("abc") for _ in range(50)] == [[4]] * 50

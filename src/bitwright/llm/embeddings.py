@@ -10,7 +10,7 @@ tokens (`pooling`), as the model's files say; the last token's where they say no
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from bitwright.llm.text.source import read_tokenizer
 from bitwright.llm.text.tokenizer import Tokenizer
 
 Array = np.ndarray[Any, Any]
+Check = Callable[[], None] | None
 _ROWS = 8192
 """Positions of one run, padding included."""
 _SLOTS = 8
@@ -64,8 +65,9 @@ class _TextEmbedder:
     def _tokens_of(self, text: str) -> list[int]:
         raise NotImplementedError
 
-    def embed(self, inputs: Sequence[Sequence[int]]) -> list[Array]:
-        """The vector of each list of tokens."""
+    def embed(self, inputs: Sequence[Sequence[int]], before_run: Check = None) -> list[Array]:
+        """The vector of each list of tokens. `before_run` is called before each run of the model;
+        what it raises ends the work."""
         raise NotImplementedError
 
     def embed_texts(self, texts: Iterable[str | Sequence[int]]) -> Array:
@@ -90,6 +92,22 @@ def check_lengths(inputs: Sequence[Sequence[int]], limit: int) -> None:
         )
 
 
+def batches(lengths: Sequence[int]) -> list[list[int]]:
+    """Texts that a decoder embeds together, by their numbers: short ones that fit one run.
+
+    A long text is alone, in the first slot, so that the cache of one slot only grows to its length.
+    """
+    found: list[list[int]] = []
+    room = 0
+    for number in sorted(range(len(lengths)), key=lambda i: lengths[i]):
+        room -= lengths[number]
+        if room < 0 or len(found[-1]) == _SLOTS:
+            found.append([])
+            room = CHUNK - lengths[number]
+        found[-1].append(number)
+    return found
+
+
 class Embedder(_TextEmbedder):
     """Vectors of texts by an encoder: `encoder` is what `load_encoder` returned."""
 
@@ -103,7 +121,7 @@ class Embedder(_TextEmbedder):
         end = [] if special.separator is None else [special.separator]
         return [*begin, *self.tokenizer.encode(text), *end]
 
-    def embed(self, inputs: Sequence[Sequence[int]]) -> list[Array]:
+    def embed(self, inputs: Sequence[Sequence[int]], before_run: Check = None) -> list[Array]:
         """The vector of each list of tokens; lists of like length run together."""
         check_lengths(inputs, self.model.config.context)
         found: list[Array | None] = [None] * len(inputs)
@@ -118,6 +136,8 @@ class Embedder(_TextEmbedder):
             types = self._executable.inputs
             given = {"tokens": tokens, "mask": mask}
             feeds = {n: a.astype(types[n].dtype.numpy) for n, a in given.items()}  # type: ignore[union-attr]
+            if before_run is not None:
+                before_run()
             vectors = self._executable.run(feeds)["embedding"]
             for row, i in enumerate(batch):
                 found[i] = vectors[row]
@@ -161,19 +181,17 @@ class DecoderEmbedder(_TextEmbedder):
         final = self.tokenizer.special.final
         return self.tokenizer.prompt(text) + ([] if final is None else [final])
 
-    def embed(self, inputs: Sequence[Sequence[int]]) -> list[Array]:
+    def embed(self, inputs: Sequence[Sequence[int]], before_run: Check = None) -> list[Array]:
         """The vector of each list of tokens, several in one run."""
         check_lengths(inputs, self._decoder.context)
         found: dict[int, Array] = {}
-        order = sorted(range(len(inputs)), key=lambda i: len(inputs[i]))
         with self._lock:
-            for begin in range(0, len(order), _SLOTS):
-                batch = order[begin : begin + _SLOTS]
-                vectors = self._together([inputs[i] for i in batch])
+            for batch in batches([len(one) for one in inputs]):
+                vectors = self._together([inputs[i] for i in batch], before_run)
                 found |= dict(zip(batch, vectors, strict=True))
         return [found[i] for i in range(len(inputs))]
 
-    def _together(self, inputs: Sequence[Sequence[int]]) -> list[Array]:
+    def _together(self, inputs: Sequence[Sequence[int]], before_run: Check) -> list[Array]:
         """Each input has a slot; runs take `CHUNK` rows, of one input after the other."""
         slot = np.repeat(np.arange(len(inputs), dtype=np.int32), [len(one) for one in inputs])
         tokens = np.concatenate([np.asarray(one, np.int32) for one in inputs])
@@ -189,6 +207,8 @@ class DecoderEmbedder(_TextEmbedder):
             part = slice(begin, begin + CHUNK)
             rows = np.flatnonzero(wanted[part])
             asked = rows if len(rows) else np.zeros(1, np.int64)  # a run has at least one row
+            if before_run is not None:
+                before_run()
             states = self._decoder.run(tokens[part], slot[part], position[part], asked)
             np.add.at(sums, slot[part][rows], states[: len(rows)])
         if self.pooling == "mean":

@@ -64,6 +64,8 @@ def serve(
         need(package, "serve")
     if host not in LOOPBACK and not api_key:
         common.print_note(f"everybody who reaches {host} may use the server: there is no API key")
+    if not api_key or limits["hosts"]:  # the name that is printed below
+        limits["hosts"] = (*limits["hosts"], host)
     listening = bind(host, port)
     try:
         opened = common.working("loading")(open_models)(
@@ -74,7 +76,8 @@ def serve(
             longest = max((m.context for m in opened.values() if isinstance(m, LanguageModel)),
                           default=None)  # fmt: skip
             drafter = LanguageModel(draft, threads, longest)
-        address = f"http://{host}:{listening.getsockname()[1]}"
+        written = f"[{host}]" if ":" in host else host
+        address = f"http://{written}:{listening.getsockname()[1]}"
         common.print_line(f"serving {', '.join(opened)} at {address}")
         serve(opened, listening, Settings(api_key=api_key or None, **limits), drafter)
     finally:

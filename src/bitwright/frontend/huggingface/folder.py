@@ -29,6 +29,7 @@ MAX_JSON = 1 << 28
 _IGNORED = re.compile(
     r"rotary_emb\.inv_freq$|masked_bias$|attn\.bias$|position_ids$|^pooler\.|^cls\."
 )
+_INDEX = "model.safetensors.index.json"
 _POOLING_FILE = "1_Pooling/config.json"
 _POOLINGS = {
     "pooling_mode_cls_token": "cls",
@@ -114,13 +115,20 @@ def _with_eos(config: ModelConfig, data: Mapping[str, Any]) -> ModelConfig:
     return replace(config, eos=tuple(dict.fromkeys((*config.eos, *more))))
 
 
+def weight_files(path: Path) -> list[str]:
+    """The names of the files that hold a folder's weights, and of their index, if there is one."""
+    if (path / _INDEX).exists():
+        return [_INDEX, *sorted(set(_shards(read_json(path, _INDEX))))]
+    return ["model.safetensors"]
+
+
 def _arrays(path: Path) -> dict[str, Array]:
-    index = "model.safetensors.index.json"
-    if (path / index).exists():
-        for name in set(_shards(read_json(path, index))):
-            inside(path, name)
-        return read_index(path / index)
-    file = inside(path, "model.safetensors")
+    names = weight_files(path)
+    for name in names:
+        inside(path, name)
+    if _INDEX in names:
+        return read_index(path / _INDEX)
+    file = path / "model.safetensors"
     if not file.exists():
         raise ImportModelError(
             f"{path} holds no weights",

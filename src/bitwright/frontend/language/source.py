@@ -266,7 +266,8 @@ def _restored(
     columns = shape[-1] if shape else 1
     form = BY_NAME.get(kind)
     if kind == ROW_FORMAT:
-        fits = data.dtype == "i1" and data.shape == shape and scale is not None
+        fits = data.dtype == "i1" and data.shape == shape and len(shape) == 2
+        fits = fits and scale is not None
         fits = fits and scale.dtype == "f4" and scale.shape == shape[:-1]
     else:
         fits = (

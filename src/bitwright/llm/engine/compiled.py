@@ -7,6 +7,7 @@ the graph nor runs a pass.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from bitwright import system
 from bitwright.backends.base import CachedModel, CacheEntry, find_backend
 from bitwright.compiler import CachedExecutable, Options, compile
 from bitwright.executable import Executable
+from bitwright.frontend.huggingface.folder import weight_files
 from bitwright.ir.graph import Graph
 
 
@@ -42,12 +44,15 @@ def _weights_of(folder: Path) -> list[Path]:
     Their contents are compared when the entry is read. Their names are part of its key: a file may
     be added, and files of a snapshot are links to others.
     """
-    return sorted(
-        file
-        for pattern in ("*.safetensors", "*.safetensors.index.json")
-        for file in folder.glob(pattern)
-        if file.is_file()
-    )
+    return [file for name in weight_files(folder) if (file := folder / name).is_file()]
+
+
+def _states(files: Iterable[Path]) -> list[tuple[int, ...]]:
+    """What changes with the contents of files."""
+    with suppress(OSError):
+        found = [file.stat() for file in files]
+        return [(one.st_size, one.st_mtime_ns, one.st_ino, one.st_dev) for one in found]
+    return []
 
 
 def compile_model(
@@ -66,11 +71,13 @@ def compile_model(
         inner = backend.cache_entry(path, f"language model {layout}")
     if inner is None:
         return compile(model.graph, target=target, threads=threads)
-    entry = _Entry(inner, model)
+    entry, before = _Entry(inner, model), _states(files)
     found = entry.read()
     if found is None:
         executable = compile(model.graph, target=target, threads=threads)
         engine: Any = executable.engine
+        if _states(files) != before:  # they may not be what was compiled
+            return executable
         found = entry.write(engine.graph, engine.artifact, [file.resolve() for file in files])
         if found is None:
             return executable

@@ -128,8 +128,15 @@ class Server:
         kinds: Any = Embedder if has_own else (Embedder, LanguageModel)
         name, model = self._find(asked, kinds, "makes no embeddings")
 
+        end = time.monotonic() + self.settings.max_seconds
+
+        def check() -> None:
+            if time.monotonic() > end:
+                raise too_slow(self.settings)
+
         def run() -> Any:
-            return embedding_answer(getattr(model, "embedder", model), body)
+            embedder = model.embedder if isinstance(model, LanguageModel) else model
+            return embedding_answer(embedder, body, check)
 
         return json_response(await self._in_thread(name, run))  # type: ignore[no-any-return]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bitwright.llm.embeddings import DecoderEmbedder, Embedder
+from bitwright.llm.embeddings import Check, DecoderEmbedder, Embedder
 from bitwright.llm.serve.fields import Fields
 from bitwright.llm.serve.settings import ApiError
 
@@ -17,9 +17,9 @@ MAX_INPUTS = 2048
 
 
 def embedding_answer(
-    embedder: Embedder | DecoderEmbedder, body: Mapping[str, Any]
+    embedder: Embedder | DecoderEmbedder, body: Mapping[str, Any], before_run: Check = None
 ) -> dict[str, Any]:
-    """The answer to a body of /v1/embeddings."""
+    """The answer to a body of /v1/embeddings; `before_run` is called before each run."""
     fields = Fields(body, ("user", "model"))
     given = fields.take("input", (str, list))
     form = fields.take("encoding_format", str, "float")
@@ -34,7 +34,7 @@ def embedding_answer(
             400, f"input is a text or tokens, or 1 to {MAX_INPUTS} of them", param="input"
         )
     tokens = [embedder.tokens(one) for one in inputs]
-    vectors = embedder.embed(tokens)
+    vectors = embedder.embed(tokens, before_run)
     if size not in (None, len(vectors[0])):
         raise ApiError(
             400, f"this model's embeddings have {len(vectors[0])} dimensions", param="dimensions"

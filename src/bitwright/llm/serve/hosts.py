@@ -33,7 +33,7 @@ def is_allowed(name: str, allowed: Sequence[str]) -> bool:
     try:
         ipaddress.ip_address(name)
     except ValueError:
-        patterns = [pattern.lower().rstrip(".") for pattern in allowed]
+        patterns = [host_name(pattern) for pattern in allowed]
         return any(
             pattern in (ANY, name) or (pattern.startswith("*.") and name.endswith(pattern[1:]))
             for pattern in patterns

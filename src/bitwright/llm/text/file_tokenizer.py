@@ -38,6 +38,8 @@ def tokenizer_of_file(path: Path | str) -> Tokenizer:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         tokenizer.encode_special_tokens = plain
+        if getattr(tokenizer.model, "dropout", None):  # for training: it makes tokens random
+            tokenizer.model.dropout = None
         return tokenizer
 
     first = make(True)

@@ -7,9 +7,10 @@ fit any more. Files hold them as JSON, [[text, [token, …]], …].
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
-from bitwright.errors import ImportModelError
+from bitwright.errors import ImportModelError, RunError
 from bitwright.frontend.language.source import SAMPLES_FILE, SAMPLES_KEY
 from bitwright.llm.text.tokenizer import Tokenizer
 
@@ -28,14 +29,23 @@ MAX_SAMPLES, MAX_TEXT = 256, 4096
 
 
 def samples_of(tokenizer: Tokenizer) -> str:
-    """The samples of a tokenizer, as files hold them."""
-    return json.dumps([[text, tokenizer.encode(text)] for text in TEXTS])
+    """The samples of a tokenizer, as files hold them: of texts for which it has tokens."""
+    found = []
+    for text in TEXTS:
+        with suppress(RunError):
+            found.append([text, tokenizer.encode(text)])
+    return json.dumps(found)
 
 
 def check_samples(tokenizer: Tokenizer, samples: Any, where: str) -> None:
     """Raise if the tokenizer gives other tokens than the samples of its file."""
     for text, expected in _parsed(samples, where):
-        found = tokenizer.encode(text)
+        try:
+            found = tokenizer.encode(text)
+        except RunError as error:
+            raise ImportModelError(
+                f"a sample of the tokenizer fails: {error}", where=where
+            ) from None
         if found != expected:
             place = next(
                 (
@@ -65,6 +75,7 @@ def _parsed(samples: Any, where: str) -> list[tuple[str, list[int]]]:
             is_text = isinstance(text, str) and len(text) <= MAX_TEXT
             if not is_text or not all(type(token) is int for token in tokens):
                 raise ValueError("expected texts and their tokens")
+            text.encode()  # raises for half of a surrogate pair
             found.append((text, list(tokens)))
         return found
     except (ValueError, TypeError, RecursionError) as error:

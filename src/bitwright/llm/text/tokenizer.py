@@ -80,7 +80,10 @@ class Tokenizer:
         if special and GUARD in text:
             return self._encode_guarded(text)
         tokenizer = self._parsing if special else self._plain
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        try:
+            ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        except Exception as error:  # the library raises bare exceptions
+            raise RunError(f"the tokenizer has no tokens for the text: {error}") from None
         return ids
 
     def guard(self, text: str) -> str:

@@ -317,6 +317,6 @@ def quantize_runs(x: Array, outlier: float = OUTLIER) -> tuple[Array, Array, Arr
         exact = np.where(np.isfinite(runs), runs, 0) * inverse
         q = np.rint(exact)
         square = np.float32(outlier) * np.float32(outlier) * np.square(rows).mean(axis=-1)
-        is_large = peak * peak > square[..., None, None]
+        is_large = peak * peak > (square[..., None, None] if outlier else 0)
         rest = np.clip(np.rint((exact - q) * LEVEL), -127, 127) * is_large
     return q.astype(np.int8), rest.astype(np.int8), scale[..., 0]

@@ -57,7 +57,7 @@ class CachedSizeChecks:
         """Raise a `RunError` if these sizes are inconsistent."""
         if not self._locations:
             return
-        key = tuple(sorted(bindings.items()))
+        key = tuple((name, int(size)) for name, size in sorted(bindings.items()))
         if key in self._known:
             return
         self._checks.verify(bindings)

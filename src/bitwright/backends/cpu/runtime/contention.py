@@ -43,6 +43,7 @@ class Contention:
         self._until = self._since = 0.0
         self._pause = FIRST_SECONDS
         self._spins = words[shared.STEAL_SPINS // 8]
+        self._caller = threading.get_native_id()
         self._waited: dict[int, int] = {}
         self._exclude(0)
 
@@ -60,8 +61,10 @@ class Contention:
         passed = time.perf_counter() - self._since
         if passed < self._interval:
             return
-        before = self._waited
+        before, caller = self._waited, self._caller
         self._look()
+        if caller != self._caller:
+            before.pop(0, None)  # it is another thread's time
         shares = {
             number: (waited - before[number]) / (passed * 1e9)
             for number, waited in self._waited.items()
@@ -87,7 +90,8 @@ class Contention:
     def _look(self) -> None:
         """Reads how long each thread has waited so far; the caller is number 0."""
         self._since = time.perf_counter()
-        threads = (threading.get_native_id(), *self._workers)
+        self._caller = threading.get_native_id()
+        threads = (self._caller, *self._workers)
         found = {number: waiting_nanoseconds(thread) for number, thread in enumerate(threads)}
         self._waited = {number: waited for number, waited in found.items() if waited is not None}
         took = time.perf_counter() - self._since
