@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -227,6 +228,18 @@ def test_sizes_are_checked_once(model: Path, monkeypatch: pytest.MonkeyPatch) ->
     another = bw.compile(model)
     for rows in (4, 9):
         another.run(feeds(rows))
+
+
+def test_the_sets_of_sizes_that_a_process_remembers_are_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(size_check_cache, "MAX_KNOWN", 3)
+    checked: list[dict[str, int]] = []
+    one = size_check_cache.CachedSizeChecks(tmp_path / "sizes", "digest", "text", ["node"])
+    one.__dict__["_checks"] = SimpleNamespace(verify=checked.append)
+    for size in (1, 2, 1, 3, 4, np.int64(5), 5):
+        one.verify({"n": size})
+    assert checked == [{"n": size} for size in (1, 2, 3, 4, 5)]
 
 
 def test_a_bad_index_has_the_same_error(model: Path) -> None:

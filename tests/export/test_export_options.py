@@ -288,3 +288,28 @@ def test_a_recipe_made_for_onnx_runtime_keeps_its_bits_and_no_other_does(tmp_pat
     assert onnx.load(path).functions  # the default of that consumer
     with pytest.raises(BitwrightError, match="no consumer 'tensorrt'"):
         bw.quantize(network(), data, {"consumer": "tensorrt"})
+
+
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_views_of_weights_as_matmul_nbits(is_transposed, tmp_path):
+    """A view of the shape that MatMulNBits packs may hold the other order of axes."""
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: rng.normal(size=shape).astype(np.float32)
+    b = bw.Builder("net")
+    x = b.input("x", "f32[n, 64]")
+    q = b.constant(rng.integers(0, 256, (4, 1, 64), dtype=np.uint8))
+    if is_transposed:
+        w = b.dequantize(b.reshape(q, shape=(64, 4)), b.constant(draw(4)), None, axis=1)
+        y = b.matmul(x, w)
+    else:
+        q = b.reshape(q, shape=(4, 64))
+        y = b.dequant_matmul(x, q, b.constant(draw(4, 1)), None, block=64)
+    graph = b.build(y=y)
+    path = tmp_path / "views.onnx"
+    graph.save(path, consumer="onnxruntime")
+    assert [node.op_type for node in onnx.load(path).graph.node] == ["MatMulNBits"]
+    feeds = {"x": draw(3, 64)}
+    expected = bw.compile(graph, target="reference").run(feeds)["y"]
+    np.testing.assert_allclose(
+        onnxruntime.InferenceSession(path).run(None, feeds)[0], expected, rtol=1e-4, atol=1e-2
+    )

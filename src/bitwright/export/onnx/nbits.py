@@ -79,7 +79,8 @@ def write_weight_only(e: Scope, node: Node, parts: Parts) -> Ref:
     if zeros is not None and (_unsigned(zeros, q.dtype) == 1 << (bits - 1)).all():
         zeros = None
     blocks = -(-qvalues.shape[1] // block)
-    if _source(q).shape == (qvalues.shape[0], blocks, block) and q.dtype == u8:
+    is_packed = node.op == "dequant_matmul" and q.dtype == u8  # [N, K], whole bytes
+    if is_packed and _source(q).shape == (qvalues.shape[0], blocks, block):
         packed = e.values[_source(q)]  # what another node reads too
     else:
         packed = _named(e, _packed(_unsigned(qvalues, q.dtype), bits, block), q)

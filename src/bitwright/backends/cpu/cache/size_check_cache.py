@@ -23,6 +23,8 @@ if TYPE_CHECKING:  # slow to import, and a warm start with known sizes does not 
 Sizes = list[list[str | int]]
 MAX_SETS = 64
 """The number of cached sets of sizes per model; the oldest are dropped."""
+MAX_KNOWN = 1 << 14
+"""The number of sets of sizes that a process remembers per model."""
 
 
 class CachedSizeChecks:
@@ -63,6 +65,8 @@ class CachedSizeChecks:
         self._checks.verify(bindings)
         self._passed[: max(0, len(self._passed) - MAX_SETS + 1)] = []
         self._passed.append([[name, int(size)] for name, size in key])
+        if len(self._known) >= MAX_KNOWN:
+            self._known.clear()
         self._known.add(key)
         self._added += 1
         if self._added & (self._added - 1):
