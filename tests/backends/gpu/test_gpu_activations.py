@@ -10,7 +10,7 @@ from on_gpu import compiled, node_graph
 import bitwright as bw
 from bitwright.backends.cpu.codegen.expression import Expression, Step, ValueRef
 from bitwright.backends.gpu.codegen.activations import short_steps
-from bitwright.ir.dtype import bf16, f32, i8
+from bitwright.ir.dtype import bf16, f32, i8, i16
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 X = np.concatenate([np.linspace(-12, 12, 4001), [0.0, 1e-6, -1e-6, 30.0, -30.0, 88.0, -200.0]])
@@ -87,6 +87,8 @@ def test_short_steps():
     whole = Step("requantize", (ValueRef(2),), (("to", i8),), i8)
     assert found(gelu, scaled) == [False, False]
     assert found(gelu, scaled, whole) == [True, True, True]
+    fine = Step("requantize", (ValueRef(2),), (("to", i16),), i16)
+    assert found(gelu, scaled, fine) == [False, False, False]
     assert found(gelu, Step("add", (ValueRef(1), x), (), f32), whole) == [False, True, True]
     assert found(Step("gelu", (x,), (), bf16), inputs=(bf16,)) == [True]
     assert found(gelu, Step("cast", (ValueRef(1),), (("to", bf16),), bf16)) == [True, True]

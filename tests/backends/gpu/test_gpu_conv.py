@@ -6,6 +6,8 @@ import pytest
 from on_gpu import check_graph
 
 import bitwright as bw
+from bitwright.backends.gpu.lowering.build import build
+from bitwright.backends.gpu.lowering.context import Machine
 from bitwright.ir.dtype import dtype
 
 ATOL = {"f32": 1e-4, "f16": 3e-2, "bf16": 0.25}
@@ -185,3 +187,21 @@ def test_zero_points_of_filters():
     zeros = b.constant(np.array([128, 128, 128, 128], np.uint8))
     y = b.integer_conv(b.input("x", text(x)), b.constant(w), b.constant(np.uint8(9)), zeros, None)
     check_graph(b.build(y=y), {"x": x})
+
+
+@pytest.mark.parametrize("shape, filters", [((4, 128, 9, 9), 3), ((4, 3, 9, 9), 7)])
+def test_devices_with_little_shared_memory_have_no_boxes(shape, filters):
+    w = np.zeros((64, shape[1], filters, filters), np.float16)
+    b = bw.Builder("g")
+    graph = b.build(y=b.conv(b.input("x", f"f16{list(shape)}"), b.constant(w), pads=(1, 1, 1, 1)))
+    for room, is_boxed in ((227 << 10, True), (99 << 10, False)):
+        machine = Machine("test", (12, 0), shared_bytes=room)
+        families = {source.family for source in build(graph, machine).sources.values()}
+        assert any("tma" in family for family in families) == is_boxed, families
+
+
+def test_a_batch_without_images():
+    x = values(0, 32, 5, 5, element=np.float16)
+    b = bw.Builder("g")
+    w = b.constant(values(8, 32, 3, 3, element=np.float16))
+    check_graph(b.build(y=b.conv(b.input("x", text(x)), w)), {"x": x})

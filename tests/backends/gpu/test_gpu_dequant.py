@@ -121,6 +121,18 @@ def test_a_norm_that_others_read_keeps_its_kernel():
     assert check(graph, feeds) == ["rms_norm_f16", "dequant_matmul_i8_row"]
 
 
+@pytest.mark.parametrize("reads_both", [True, False])
+def test_a_half_that_a_run_keeps_is_stored(reads_both):
+    b = bw.Builder("g")
+    q, scale = b.constant(quantized("i8", 16, 32)), b.constant(np.full((16, 1), 0.01, np.float32))
+    y = b.dequant_matmul(b.input("x", "f32[1, 32]"), q, scale, None, None, block=32)
+    gate, value = b.split(y, axis=-1, sizes=(8, 8))
+    act = b.mul(gate, b.sigmoid(gate))
+    graph = b.build(y=b.mul(act, value) if reads_both else act, value=value)
+    feeds = {"x": np.random.default_rng(0).standard_normal((1, 32), np.float32)}
+    assert check(graph, feeds)[0] == "dequant_matmul_i8_row"
+
+
 def test_zero_points_that_are_floats_and_short_blocks():
     assert check(*product("u4", 2, 64, 16, 32, np.float32, zero="float"))[0].endswith("words")
     found = check(*product("u4", 2, 64, 16, 16, np.float32, zero="float"))

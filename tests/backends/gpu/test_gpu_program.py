@@ -9,14 +9,17 @@ from on_gpu import compiled
 
 import bitwright as bw
 from bitwright.backends.gpu.codegen.source import Config
+from bitwright.backends.gpu.kernels.movement.indices import reach
 from bitwright.backends.gpu.lowering.build import build
 from bitwright.backends.gpu.lowering.context import Machine
+from bitwright.backends.gpu.lowering.operands import Tiles
 from bitwright.backends.gpu.runtime.device import current_device
 from bitwright.backends.gpu.runtime.kernels import KernelTable
 from bitwright.backends.gpu.runtime.program import GpuProgram
 from bitwright.backends.gpu.runtime.tuning import Tuner
 from bitwright.errors import RunError
 from bitwright.ir.dtype import DTYPES
+from bitwright.lir.buffer import Buffer, View
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -147,9 +150,10 @@ def test_tuning_takes_the_fastest_candidate_and_remembers_it(monkeypatch, tmp_pa
     monkeypatch.setenv("BITWRIGHT_CACHE", str(tmp_path))
     monkeypatch.setenv("BITWRIGHT_TUNED", "on")
     monkeypatch.setenv("BITWRIGHT_GPU_TUNE", "5")
-    exe = compiled(scaled("f32[4096]"))
+    exe = compiled(scaled("f32[n]"))
     source = next(iter(exe.engine.artifact.sources.values()))
     wanted = source.configs[-1]
+    assert len(source.configs) > 1
 
     def load(_, config):
         return config
@@ -241,3 +245,53 @@ def test_what_does_not_compile_in_a_thread_is_left_to_the_launch():
     table._compile_in_threads(ranked)
     assert sorted(done) == ["b", "second"]
     assert table._ready == {("b", "first", ""), ("b", "second", "")}
+
+
+def test_operands_without_room_for_copies_take_the_static_choice(monkeypatch, tmp_path):
+    monkeypatch.setenv("BITWRIGHT_CACHE", str(tmp_path))
+    monkeypatch.setenv("BITWRIGHT_TUNED", "on")
+    monkeypatch.setenv("BITWRIGHT_GPU_TUNE", "5")
+    source = next(iter(compiled(scaled("f32[n]")).engine.artifact.sources.values()))
+
+    def no_room(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory: tried to allocate")
+
+    monkeypatch.setattr("bitwright.backends.gpu.runtime.tuning.ColdTimer", no_room)
+    tuner = Tuner(Machine("full", interpreted=False))
+    for _ in range(2):  # it is not remembered as the fastest
+        found = tuner.choose(source, {}, {"columns": 4096}, lambda _, config: config)
+        assert found is source.configs[0] and len(tuner.candidates(source, {"columns": 4096})) > 1
+
+
+def test_direct_runs_keep_their_memory_among_many_sizes():
+    b = bw.Builder("any")
+    exe = compiled(b.build(y=b.neg(b.input("x", "f32[n]"))))
+    often = torch.ones(3, device=DEVICE)
+    for _ in range(3):
+        exe.run({"x": often})
+    first = exe.engine.direct_runs[0]
+    for size in range(4, 11):
+        exe.run({"x": torch.ones(size, device=DEVICE)})
+    exe.run({"x": often})
+    assert first.signature in exe.engine._prepared
+    exe.run({"x": torch.ones(11, device=DEVICE)})
+    assert first.signature in exe.engine._prepared
+
+
+def test_states_wait_for_the_runs_under_way(monkeypatch):
+    exe = compiled(counter())
+    exe.run({"x": np.ones(4, np.float32)})
+    waits = []
+    monkeypatch.setattr(exe.engine.states, "_finish", lambda: waits.append(1))
+    exe.engine.states["total"] = exe.engine.states["total"] + 1
+    assert len(waits) == 2
+    assert exe.run({"x": np.ones(4, np.float32)})["y"][0] == 3
+
+
+def test_far_columns_have_offsets_of_64_bits():
+    rows, columns = 3, 1 << 16
+    buffer = Buffer("x", DTYPES["i8"], rows * columns**2)
+    for stride, is_wide in ((columns, True), (8, False)):
+        tiles = Tiles.of({"x": View(buffer, 0, (rows, columns), (1, stride))}, "t")
+        assert (".to(tl.int64)" in tiles.offset("x", "row", "column")) == is_wide
+    assert reach(View(buffer, 0, (rows, columns), (1, columns))) >= columns**2

@@ -54,10 +54,10 @@ def after_precision(policy: Policy) -> tuple[Pass, ...]:
         return ()
 
     def residuals(graph: Graph, trace: Trace) -> Graph:
-        return half_residuals(graph, trace, half)
+        return half_residuals(graph, trace, half, policy)
 
     def summands(graph: Graph, trace: Trace) -> Graph:
-        return half_summands(graph, trace, half)
+        return half_summands(graph, trace, half, policy)
 
     residuals.__name__, summands.__name__ = half_residuals.__name__, half_summands.__name__
     return (residuals, summands)

@@ -95,7 +95,8 @@ class _Edit:
         if any(value in self.moved for value in node.outputs):
             self._move(node)
             return
-        if node.op in PRODUCTS and node.inputs[0] in self.moved:
+        is_product = node.op in PRODUCTS and node.inputs[0] in self.moved
+        if is_product and _has_movable_zero(node):
             new = self._product(node)
         elif self._is_widening(node):
             return self._widen(node)

@@ -18,14 +18,16 @@ from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ir.naming import take_name
 from bitwright.passes.fuse.fuse_regions import is_elementwise
 from bitwright.passes.lower_integer.operands import comes_from_product
+from bitwright.passes.precision.plan import HALVES
+from bitwright.passes.precision.policy import Policy
 from bitwright.rewrite.trace import Trace
 
 RULE = "store-residual-in-half"
 
 
-def half_residuals(graph: Graph, trace: Trace, half: DType) -> Graph:
-    """The graph with residuals in `half`."""
-    keeps = dict(_residuals(graph))
+def half_residuals(graph: Graph, trace: Trace, half: DType, policy: Policy | None = None) -> Graph:
+    """The graph with residuals in `half`, but for those that a pattern of the policy keeps."""
+    keeps = {v: kept for v, kept in _residuals(graph) if not stays_wide(v.node, policy)}
     if not keeps:
         return graph
     names = {name for node in graph.nodes for name in node.names}
@@ -45,6 +47,12 @@ def half_residuals(graph: Graph, trace: Trace, half: DType) -> Graph:
                 (narrow[value],) = made[-1].outputs
                 trace.fired(RULE, node.name, [made[0].name])
     return prune(rebuild(graph, nodes, replaced))
+
+
+def stays_wide(node: Node, policy: Policy | None) -> bool:
+    """Whether a pattern of the policy asks for a result of full precision."""
+    given = None if policy is None else policy.of_pattern(node)
+    return given is not None and given not in HALVES
 
 
 def _residuals(graph: Graph) -> Iterator[tuple[Value, set[Node]]]:

@@ -3,10 +3,11 @@
     requantize(relu(a s + b t))   ->   requantize(relu(f32(f16(a s)) + f32(f16(b t))))
 
 a and b are integer sums. One kernel computes one product and its sum with the other, which was
-stored: 16 bits take half the memory. Where nothing else reads the sum, its unit is that of the
-quantized result, and the error of f16 is below 2^-11 of it; else it is a residual, which is stored
-in the half of the precision policy anyway. The product that is not stored stays in f32
-(`backends.gpu.codegen.expression`).
+stored: 16 bits take half the memory. Where only clips are between the sum and its quantization to
+8 bits, its unit is that of the quantized result: f16 holds it, with an error below 2^-11. Else
+it has any unit, and is stored in the half of the precision policy; before a quantization to 16 bits
+it stays in f32, as it does where a pattern of the policy says so. The product that is not stored
+stays in f32 (`backends.gpu.codegen.expression`).
 """
 
 from __future__ import annotations
@@ -16,15 +17,18 @@ from bitwright.ir.edit import prune, rebuild, replace_inputs
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.passes.fuse.fuse_regions import is_elementwise
 from bitwright.passes.lower_integer.scales import match_scaled_product
-from bitwright.passes.precision.half_residuals import through_half
+from bitwright.passes.precision.half_residuals import stays_wide, through_half
+from bitwright.passes.precision.policy import Policy
 from bitwright.rewrite.trace import Trace
 
 RULE = "store-summand-in-half"
+CLIPS = frozenset({"relu", "clip", "maximum", "minimum"})
+"""Ops that keep the unit of their operand."""
 
 
-def half_summands(graph: Graph, trace: Trace, half: DType) -> Graph:
-    """The graph with stored summands in f16, or in `half` where the sum has other readers."""
-    sums = _sums(graph, half)
+def half_summands(graph: Graph, trace: Trace, half: DType, policy: Policy | None = None) -> Graph:
+    """The graph with stored summands in f16, or in `half` where their unit may be any."""
+    sums = _sums(graph, half, policy)
     if not sums:
         return graph
     names = {name for node in graph.nodes for name in node.names}
@@ -46,16 +50,19 @@ def half_summands(graph: Graph, trace: Trace, half: DType) -> Graph:
     return prune(rebuild(graph, nodes, replaced))
 
 
-def _sums(graph: Graph, half: DType) -> dict[Node, DType]:
+def _sums(graph: Graph, half: DType, policy: Policy | None) -> dict[Node, DType]:
     """Sums of two scaled products on the way to a requantization, with the type to store."""
     found: dict[Node, DType] = {}
     for node in graph.nodes:
-        value, is_alone = node.inputs[0] if node.op == "requantize" else None, True
+        is_short = node.op == "requantize" and node.outputs[0].dtype.bits <= 8
+        value, is_alone = node.inputs[0] if is_short else None, True
         while value is not None and value.dtype == f32 and is_elementwise(value.node):
             is_alone = is_alone and graph.uses[value] == 1
             if value.node.op == "add" and all(_is_product(graph, v) for v in value.node.operands):
-                found[value.node] = f16 if is_alone else half
+                if not stays_wide(value.node, policy):
+                    found[value.node] = f16 if is_alone else half
                 break
+            is_alone = is_alone and value.node.op in CLIPS
             sources = [v for v in value.node.operands if not v.is_constant]
             value = sources[0] if len(sources) == 1 else None
     return found

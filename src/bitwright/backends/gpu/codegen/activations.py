@@ -2,11 +2,11 @@
 
     if (form := form_of(step, is_short)) is not None: y = form(e, x)
 
-A result is *short* if nothing reads it with more than 16 bits: it is stored in 16 or 8 bits or
-requantized (`short_steps`). A short GELU has an absolute error of 5e-6 and, where it is at least
-1e-4, a relative one of 2e-4 (rounding to bf16 has 2e-3, to f16 5e-4); the other short forms have a
-relative error of 5e-6. GELU has a form for f32 too, which is closer to the function than the
-formula with erf.
+A result is *short* if nothing reads it with more than 16 bits: it is stored as a 16-bit float or in
+8 bits, or requantized to them (`short_steps`). A short GELU has an absolute error of 5e-6 and,
+where it is at least 1e-4, a relative one of 2e-4 (rounding to bf16 has 2e-3, to f16 5e-4); the
+other short forms have a relative error of 5e-6. GELU has a form for f32 too, which is closer to the
+function than the formula with erf.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ def short_steps(expression: Expression) -> list[bool]:
     first = len(expression.inputs)
     wide = [False] * len(expression.steps)
     for number, dtype in zip(expression.outputs, expression.results, strict=True):
-        if number >= first and dtype.bits > 16:
+        if number >= first and not _is_short(dtype):
             wide[number - first] = True
     for number in range(len(expression.steps) - 1, -1, -1):
         step = expression.steps[number]
         if _is_short_float(step.dtype):
             wide[number] = False
-        rounds = step.op == "requantize" or (step.op == "cast" and step.dtype.bits <= 16)
+        rounds = step.op in ("requantize", "cast") and _is_short(step.dtype)
         follows = step.op in _PROPORTIONAL and not wide[number]
         if rounds or follows or _is_short_float(step.dtype):
             continue
@@ -74,6 +74,11 @@ def short_steps(expression: Expression) -> list[bool]:
             if isinstance(operand, ValueRef) and operand.number >= first:
                 wide[operand.number - first] = True
     return [not one for one in wide]
+
+
+def _is_short(dtype: DType) -> bool:
+    """Whether rounding to a type hides the error of the short forms; i16 is too fine for that."""
+    return dtype.bits <= (16 if dtype.is_float else 8)
 
 
 def _is_short_float(dtype: DType) -> bool:

@@ -133,6 +133,8 @@ class Tiles:
         for axis, (index, stride) in enumerate(zip([*indices, column], view.strides, strict=True)):
             if isinstance(stride, int) and stride in (0, 1):
                 terms += [f"({index})"] if stride else []
+            elif axis == axes and not column.isdigit() and is_far(view.shape[axis], stride):
+                terms.append(f"({index}).to(tl.int64) * {name}_s{axis}")
             else:
                 terms.append(f"({index}) * {name}_s{axis}")
         return " + ".join(terms) or "0"
@@ -166,6 +168,13 @@ class Tiles:
         where += "".join(f" + ({index}) * 0" for index, moved in moves if not moved)
         mask = f", {at.mask()}" if at.mask() else ""
         return f"tl.store({where}, {as_stored(value, self.dtype(name))}{mask})"
+
+
+def is_far(size: Size, stride: Size) -> bool:
+    """Whether offsets on an axis may need more than 32 bits."""
+    if not isinstance(size, int) or not isinstance(stride, int):
+        return True
+    return size * abs(stride) >= 2**31
 
 
 def indented(lines: Sequence[str], indent: int) -> str:

@@ -27,8 +27,9 @@ class DirectRun:
         inputs: Mapping[str, Any],
         outputs: Mapping[str, Any],
         bindings: Mapping[str, int],
+        signature: Any,
     ) -> None:
-        self.bindings = dict(bindings)
+        self.bindings, self.signature = dict(bindings), signature
         self.replay, self._inputs = replay, tuple(inputs.values())
         self._outputs = tuple(outputs.items())
         self._single = self._inputs[0] if len(self._inputs) == 1 else None
@@ -36,15 +37,15 @@ class DirectRun:
 
     @classmethod
     def of(
-        cls, program: GpuProgram, run: PreparedRun, feeds: Mapping[str, Any]
+        cls, program: GpuProgram, run: PreparedRun, signature: Any, feeds: Mapping[str, Any]
     ) -> DirectRun | None:
-        """The direct form of a prepared run; None while it has none."""
+        """The direct form of the prepared run of a signature; None while it has none."""
         replay = run.whole_graph
         if replay is None or len(program.schedule.outputs) != len(program.graph.outputs):
             return None
         with load_torch().inference_mode(False):  # runs outside of the caller's mode write to them
             inputs, outputs = cls._tensors(program, run, feeds)
-        return cls(replay, inputs, outputs, run.memory.bindings)
+        return cls(replay, inputs, outputs, run.memory.bindings, signature)
 
     @staticmethod
     def _tensors(

@@ -74,7 +74,7 @@ class GpuProgram:
         self._planner = Planner(artifact.schedule, ALIGN) if artifact.is_planned else None
         self._constants = shared if shared is not None else self._upload_constants()
         self._fault = FaultRecord(self.device)
-        self.states: Any = DeviceStates(self.graph, artifact, device)
+        self.states: Any = DeviceStates(self.graph, artifact, device, self._queue.finish)
         self._prepared: OrderedDict[Any, PreparedRun] = OrderedDict()
         self._direct: dict[Any, DirectRun] = {}
         self._has_states = any(
@@ -170,9 +170,12 @@ class GpuProgram:
             if self._direct.get(key) is not direct or not self.states.is_settled:
                 return None
             self._raise_late_fault(must_wait=False)
+            self._prepared.move_to_end(direct.signature)
             self._queue.begin()
-            found = direct.run(tensors)
-            self._queue.end()
+            try:
+                found = direct.run(tensors)
+            finally:
+                self._queue.end()
             self._fault.bindings = direct.bindings
             return found
 
@@ -191,15 +194,15 @@ class GpuProgram:
             self.kernels.tuner.save()
             results = Results(self, run, given).collect(out)
             self._fault.bindings = dict(run.memory.bindings)
-            self._add_direct(run, feeds)
+            self._add_direct(run, given.signature, feeds)
             return results
 
-    def _add_direct(self, run: PreparedRun, feeds: Mapping[str, Any]) -> None:
+    def _add_direct(self, run: PreparedRun, signature: Any, feeds: Mapping[str, Any]) -> None:
         """Keep the direct form of a run on tensors, if it has one."""
         _, key = key_of(self._input_names, feeds, self.device.torch_device)
         if key is None or key in self._direct:
             return
-        direct = DirectRun.of(self, run, feeds)
+        direct = DirectRun.of(self, run, signature, feeds)
         if direct is not None:
             self._direct[key] = direct
 

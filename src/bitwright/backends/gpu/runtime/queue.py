@@ -83,8 +83,10 @@ class RunQueue:
             return
         with load_torch().cuda.device(self._device.torch_device):
             self.begin()
-            yield
-            self.end()
+            try:
+                yield
+            finally:  # what a failed run has begun is waited for, too
+                self.end()
 
     def finish(self) -> None:
         """Wait until the last run has ended."""

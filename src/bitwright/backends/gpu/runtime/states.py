@@ -3,12 +3,13 @@ arrays."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
 
 from bitwright.backends.gpu.lowering.artifact import GpuArtifact
+from bitwright.backends.gpu.requirements import load_torch
 from bitwright.backends.gpu.runtime.memory import allocate
 from bitwright.backends.gpu.runtime.tensors import to_array, to_raw
 from bitwright.ir.graph import Graph
@@ -20,8 +21,11 @@ Array = np.ndarray[Any, Any]
 class DeviceStates(MutableMapping[str, Array]):
     """States by name. `clear` sets them to their initial values at the next run."""
 
-    def __init__(self, graph: Graph, artifact: GpuArtifact, device: Any) -> None:
-        self._graph, self._device = graph, device
+    def __init__(
+        self, graph: Graph, artifact: GpuArtifact, device: Any, finish: Callable[[], None]
+    ) -> None:
+        """`finish` waits for the runs under way, which may be on any stream."""
+        self._graph, self._device, self._finish = graph, device, finish
         self._known = {
             b.name: b
             for b in artifact.schedule.buffers
@@ -65,15 +69,19 @@ class DeviceStates(MutableMapping[str, Array]):
 
     def __getitem__(self, name: str) -> Array:
         shape, buffer = self._shapes[name], self._known[name]
+        self._finish()
         nbytes = int(np.prod(shape, dtype=np.int64)) * buffer.dtype.numpy.itemsize
         return to_array(self.buffers[buffer][:nbytes], buffer.dtype, shape).copy()
 
     def __setitem__(self, name: str, array: Array) -> None:
         found = np.asarray(array)
+        self._finish()
         old = self.buffers.get(self._known[name])
         if old is not None and old.numel() != max(found.nbytes, 16):
             del self.buffers[self._known[name]]
         self._moved |= self._write(name, found)
+        if self._device.type == "cuda":  # the next run may be on another stream
+            load_torch().cuda.current_stream(self._device).synchronize()
 
     def __delitem__(self, name: str) -> None:
         del self._shapes[name]

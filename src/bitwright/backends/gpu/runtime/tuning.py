@@ -22,6 +22,7 @@ from bitwright.backends.gpu.lowering.context import Machine
 from bitwright.backends.gpu.requirements import load_triton
 from bitwright.backends.gpu.runtime.cold import ColdTimer
 from bitwright.backends.gpu.runtime.launch import Kernel
+from bitwright.backends.gpu.runtime.memory import is_out_of_memory
 
 Measure = Callable[[Kernel, Mapping[str, Any], Mapping[str, int]], float]
 MOST_CANDIDATES = 12
@@ -84,6 +85,8 @@ class Tuner:
                 return configs[0] if configs else source.configs[0]
             with self.spending():
                 best = self._fastest(source, configs, tensors, sizes, load)
+            if best is None:
+                return configs[0]
             assert self._chosen is not None
             self._chosen[self._point(source, sizes)] = best.name
             self._changed = True
@@ -96,15 +99,21 @@ class Tuner:
         tensors: Mapping[str, Any],
         sizes: Mapping[str, int],
         load: Callable[[KernelSource, Config], Kernel],
-    ) -> Config:
-        measure = self._measure or ColdTimer(self.machine, tensors)
+    ) -> Config | None:
+        """None if none can be measured."""
+        try:
+            measure = self._measure or ColdTimer(self.machine, tensors)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            return None  # there is no room for copies of the operands
         times: dict[int, float] = {}
         for number, config in enumerate(configs):
             try:
                 times[number] = measure(load(source, config), tensors, sizes)
             except Exception:  # a candidate that does not compile or fit is no candidate
                 continue
-        return configs[min(times, key=times.__getitem__)] if times else source.configs[0]
+        return configs[min(times, key=times.__getitem__)] if times else None
 
     # memory
 

@@ -364,8 +364,8 @@ def least_waste(geometry: Geometry, images: Size) -> float:
 def box_of(geometry: Geometry, images: Size, tile: BoxTile) -> tuple[tuple[int, ...], float] | None:
     """The box with the fewest positions outside of the result, and the factor that they cost; None
     if the tile has no box."""
-    count = images if isinstance(images, int) else UNKNOWN_IMAGES
-    sizes = [size if isinstance(size, int) else UNKNOWN_SIZE for size in geometry.counts]
+    count = max(images, 1) if isinstance(images, int) else UNKNOWN_IMAGES
+    sizes = [max(size, 1) if isinstance(size, int) else UNKNOWN_SIZE for size in geometry.counts]
     limits = []
     dense = has_views(geometry) or bool(folded_axes(geometry))
     for size, stride in zip(sizes, geometry.strides, strict=True):

@@ -148,19 +148,21 @@ class Convolution:
             groups,
             any(pads),
         )
+        self.rows: Size = multiplied((x.shape[0], *counts))
+        self.tail = Tail.of_region(ctx, node, region, self.order)
+        self.shape = (x.shape[0], *counts, len(w))
+        """Of the result, channels last."""
         self.packing: Packing | None = None
         few = implicit.is_flat(self.geometry) and not self.geometry.is_pointwise
         if self.has_box and few and not self.is_depthwise:
             self.packing = packing_of(self.geometry, x.dtype)
+        if self.packing is not None and not self._configs_of(self.packing.windows):
+            self.packing = None
         if self.packing is not None:
             self.image = self._packed(ctx.view(x), self.packing)
             self.geometry = self.packing.windows
         else:
             self.image = ctx.ordered(x, self.order)
-        self.rows: Size = multiplied((x.shape[0], *counts))
-        self.tail = Tail.of_region(ctx, node, region, self.order)
-        self.shape = (x.shape[0], *counts, len(w))
-        """Of the result, channels last."""
 
     @property
     def is_depthwise(self) -> bool:
@@ -182,15 +184,21 @@ class Convolution:
             and geometry.rank <= boxes.MAX_RANK
             and boxes.depth_of(geometry, self.dtype) > 0
             and self.image.offset == 0
+            and bool(self._box_configs)
         )
 
+    @cached_property
     def _box_configs(self) -> tuple[Config, ...]:
+        return self._configs_of(self.geometry)
+
+    def _configs_of(self, geometry: Geometry) -> tuple[Config, ...]:
+        """The tiles of boxes; none where the device has too little shared memory."""
         return boxes.configs(
             self.ctx.machine,
             self.dtype,
-            self.geometry,
+            geometry,
             self.shape[0],
-            self.shape[-1] // self.geometry.groups,
+            self.shape[-1] // geometry.groups,
             tail_weight(self.tail) + (self.dtype == u8),
         )
 
@@ -210,7 +218,7 @@ class Convolution:
         columns = self.shape[-1] // self.geometry.groups
         images = self.shape[0]
         machine = self.ctx.machine
-        return boxes.parts_of(machine, self.geometry, self._box_configs(), images, columns)
+        return boxes.parts_of(machine, self.geometry, self._box_configs, images, columns)
 
     def bias(self, value: Value | None) -> Finish:
         if value is None:
@@ -260,7 +268,7 @@ class Convolution:
         spec = self._spec(columns)
         end = "\n".join(p for p in (finish.text, self.tail.text("acc", self.place, 0)) if p)
         parts, config = self._parts
-        configs = self._box_configs()
+        configs = self._box_configs
         if parts > 1:
             partial = f"{self.node.name}.partial"
             count = parts * self.rows * len(filters)

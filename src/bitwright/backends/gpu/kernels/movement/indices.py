@@ -79,6 +79,14 @@ def flat_index(*counts: Size) -> str:
     return f"flat = tl.program_id(0){wide} * BLOCK + tl.arange(0, BLOCK)"
 
 
+def reach(view: View) -> Size:
+    """The elements between the first and the last one of a view."""
+    found: Size = 1
+    for size, stride in zip(view.shape, view.strides, strict=True):
+        found = found + size * (abs(stride) if isinstance(stride, int) else stride)
+    return found
+
+
 def flat_grid(names: Sequence[str]) -> Callable[[Mapping[str, int]], Sequence[int]]:
     """The grid over the product of sizes, BLOCK elements per program."""
 

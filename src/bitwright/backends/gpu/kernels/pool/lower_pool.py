@@ -16,7 +16,7 @@ from bitwright.backends.gpu.codegen.expression import as_stored, loaded
 from bitwright.backends.gpu.codegen.loads import masked_load
 from bitwright.backends.gpu.codegen.source import Config, KernelSource, Work, cdiv
 from bitwright.backends.gpu.codegen.types import triton_type, widened
-from bitwright.backends.gpu.kernels.movement.indices import decode, flat_grid, flat_index
+from bitwright.backends.gpu.kernels.movement.indices import decode, flat_grid, flat_index, reach
 from bitwright.backends.gpu.lowering.context import (
     GpuLowering,
     NoKernelError,
@@ -100,7 +100,7 @@ class _Elements:
         self.rank = len(order)
         self.grid = flat_grid(names)
         self.head = [
-            flat_index(y.count, view.count),
+            flat_index(y.count, reach(view)),
             f"ok = flat < {' * '.join(names)}",
             *decode("flat", names, "p"),
             f"row = x + {place[0]} * x_s0 + {place[1]} * x_s1",
@@ -128,7 +128,7 @@ class _Pixels:
         self.rank, self._axes, self._shape = len(y.shape), axes, y.shape
         names = [f"n{axis}" for axis in axes]
         places = decode("pixel", names, "q")
-        index = flat_index(y.count, view.count).replace("flat", "pixel").replace("BLOCK", "BP")
+        index = flat_index(y.count, reach(view)).replace("flat", "pixel").replace("BLOCK", "BP")
         self.head = [
             index,
             "columns = tl.program_id(1) * BC + tl.arange(0, BC)",

@@ -17,7 +17,13 @@ from bitwright.backends.cpu.lowering.layout import image_order
 from bitwright.backends.gpu.codegen.expression import as_stored, loaded
 from bitwright.backends.gpu.codegen.source import Config, KernelSource
 from bitwright.backends.gpu.codegen.types import triton_type, widened
-from bitwright.backends.gpu.kernels.movement.indices import decode, flat_grid, flat_index, word
+from bitwright.backends.gpu.kernels.movement.indices import (
+    decode,
+    flat_grid,
+    flat_index,
+    reach,
+    word,
+)
 from bitwright.backends.gpu.lowering.context import (
     GpuLowering,
     NoKernelError,
@@ -62,7 +68,7 @@ def lower_resize(ctx: GpuLowering, node: Node, region: RegionView) -> None:
     step = f"found = {value}" if is_nearest else f"found += {scaled}"
     names = [f"n{axis}" for axis in order]
     lines = [
-        flat_index(y.count, view.count),
+        flat_index(y.count, reach(view)),
         f"ok = flat < {' * '.join(names)}",
         *decode("flat", names, "p"),
         *axes.before,

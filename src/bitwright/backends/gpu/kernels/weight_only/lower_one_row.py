@@ -165,10 +165,10 @@ def gate_after(ctx: GpuLowering, node: Node) -> Gate | None:
         return None
     if halves[0].shape[:-1] != y.shape[:-1]:
         return None
-    found = {reader.name: reader for half in halves for reader in ctx.readers(half)}
-    if len(found) != 1:
+    first, second = (ctx.readers(half) for half in halves)
+    if len(first) != 1 or second != first:  # or a run keeps a half
         return None
-    (gate,) = found.values()
+    (gate,) = first
     if len(gate.outputs) != 1 or gate.outputs[0].shape != halves[0].shape:
         return None
     if region_of(gate).anchor is not None and not is_elementwise(gate):
