@@ -127,3 +127,15 @@ def test_the_rows_of_a_norm_are_stored_beside_their_static_quantization():
     np.testing.assert_allclose(got["y"], want["y"], rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(got["q"], want["q"], rtol=0.13, atol=1e-3)
     assert "layer_norm_f32_f8e4m3fn" in {s.family for s in exe.engine.artifact.sources.values()}
+
+
+def test_a_zero_point_known_after_the_rows():
+    b = bw.Builder("g")
+    x = b.input("x", "f32[5, 24]")
+    y = b.layer_norm(x, floats(24), floats(24))
+    zero = b.cast(b.reduce_max(x, axes=(0, 1), keepdims=False), to="i8")
+    graph = b.build(y=y, q=b.requantize(b.mul(y, np.float32(20)), zero, to="i8"))
+    feeds = {"x": floats(5, 24)}
+    got, want = compiled(graph).run(feeds), bw.compile(graph, target="reference").run(feeds)
+    np.testing.assert_allclose(got["y"], want["y"], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(got["q"], want["q"], atol=1)

@@ -90,6 +90,14 @@ def test_layouts():
         np.testing.assert_array_equal(exe.run(view)["y"], 2 * view)
 
 
+def test_conjugate_views():
+    exe = compiled(doubled("c64"), fallbacks=True)
+    x = torch.full((2, 3), 1 + 2j, dtype=torch.complex64, device=DEVICE).conj()
+    assert exe.run({"x": x})["y"].tolist() == (2 * x).tolist()
+    exe = compiled(doubled())
+    assert exe.run({"x": x.imag})["y"].tolist() == (2 * x.imag).tolist()
+
+
 def test_an_input_that_needs_a_gradient_and_inference_mode():
     exe = compiled(doubled())
     x = torch.ones(2, 3, device=DEVICE, requires_grad=True)

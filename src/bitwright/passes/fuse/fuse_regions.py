@@ -337,8 +337,10 @@ def _quantize_first(graph: Graph, kernels: Kernels) -> Graph:
     for node in graph.nodes:
         if not kernels.quantizes(node):
             continue
+        source, *others = node.operands
+        if not all(value.node.is_boundary for value in others):
+            continue  # a zero point that is computed, maybe behind the source
         chain = [node]
-        source = next(node.operands)
         while is_elementwise(source.node) and graph.uses[source] == 1:
             inputs = [value for value in source.node.operands if not value.is_constant]
             if len(inputs) != 1:

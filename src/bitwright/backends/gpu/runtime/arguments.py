@@ -59,7 +59,7 @@ def read_inputs(graph: Graph, feeds: Mapping[str, Any], device: Any) -> Given:
             _check_device(value.name, tensor, device)
             element = element_of_torch(tensor.dtype).numpy
             stand_ins.append((value, np.broadcast_to(np.zeros((), element), tuple(tensor.shape))))
-            flat = tensor.detach().contiguous().reshape(-1)
+            flat = tensor.detach().resolve_conj().contiguous().reshape(-1)
             given.raw[value.name] = flat.view(torch.uint8) if flat.numel() else flat
         else:
             array = as_array(item)
