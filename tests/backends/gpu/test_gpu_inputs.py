@@ -10,6 +10,7 @@ from on_gpu import compiled
 
 import bitwright as bw
 from bitwright.backends.gpu.runtime import memory
+from bitwright.backends.gpu.runtime.direct import DirectRun
 from bitwright.errors import RunError
 
 ON_GPU = torch.cuda.is_available()
@@ -203,6 +204,19 @@ def test_memory_of_other_sizes_is_given_up_for_a_run(monkeypatch):
     found = exe.run(np.ones((5, 8), np.float32))
     assert found["z"].reshape(-1).tolist() == [8.0] * 5
     assert len(exe.engine._prepared) == 1
+
+
+def test_a_direct_run_without_room_for_its_results_runs_again(monkeypatch):
+    exe, x = compiled(two_steps()), torch.ones(2, 8, device=DEVICE)
+    for _ in range(3):
+        exe.run({"x": x})
+    assert exe.engine.direct_runs
+
+    def no_room(_):
+        raise torch.OutOfMemoryError("CUDA out of memory: tried to allocate")
+
+    monkeypatch.setattr(DirectRun, "results", no_room)
+    assert exe.run({"x": x})["z"].reshape(-1).tolist() == [8.0] * 2
 
 
 @native

@@ -123,7 +123,12 @@ class GpuProgram:
     def run(self, feeds: Mapping[str, Any], out: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Outputs by name, of the kind that the inputs are: numpy arrays or torch tensors."""
         if self._direct and not out:
-            found = self._run_direct(feeds)
+            try:
+                found = self._run_direct(feeds)
+            except DeviceMemoryError:
+                if self._has_states:
+                    raise
+                found = None  # again, without the memory of other sizes
             if found is not None:
                 return found
         given = read_inputs(self.graph, feeds, self.device.torch_device)
