@@ -1,12 +1,7 @@
 """Kernels of attention and rows compile for GPUs, with their matrix instructions."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from static_report import static_report
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -18,14 +13,7 @@ FEW_BYTES = 16
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
-    script = Path(__file__).parent / "static_rows.py"
-    folder = str(tmp_path_factory.mktemp("triton"))
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": folder}
-    done = subprocess.run(
-        [sys.executable, str(script)], check=False, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return static_report("static_rows.py", tmp_path_factory)
 
 
 def test_kernels_compile_with_few_spills(reports):

@@ -1,12 +1,7 @@
 """What the compiler makes of products for capability 9.0 and 8.0, without a GPU."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from static_report import static_report
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -14,14 +9,7 @@ pytest.importorskip("triton")
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
-    script = Path(__file__).parent / "static_products.py"
-    folder = str(tmp_path_factory.mktemp("triton"))
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": folder}
-    done = subprocess.run(
-        [sys.executable, str(script)], check=False, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return static_report("static_products.py", tmp_path_factory)
 
 
 @pytest.mark.parametrize(

@@ -186,6 +186,21 @@ def _launch_split(
         native_body=native,
     )
     ctx.call(ctx.kernel(source), node, views, sizes, writes=("partial",), why=f"{why}, split K")
+    launch_sum_of_parts(ctx, node, spec, rows, partial, tail, finish, end, parts)
+
+
+def launch_sum_of_parts(
+    ctx: GpuLowering,
+    node: Node,
+    spec: Product,
+    rows: Size,
+    partial: View,
+    tail: Tail,
+    finish: Finish,
+    end: str,
+    parts: int,
+) -> None:
+    """Append the kernel that adds the parts of a split product in order; `end` stores the sums."""
     views = {"partial": partial, **finish.views, **tail.views}
     sizes = {"M": rows, **_column_size(spec), **finish.values, **tail.values}
     source = KernelSource(
@@ -194,7 +209,7 @@ def _launch_split(
         {name: view.dtype for name, view in views.items()},
         tuple(sizes),
         tiles.sum_configs(parts),
-        product.pipelined_grid_of_sums(columns),
+        product.pipelined_grid_of_sums(spec.columns),
         contracts=may_contract(tail),
     )
     ctx.call(ctx.kernel(source), node, views, sizes, writes=tail.results, why="sum of the parts")

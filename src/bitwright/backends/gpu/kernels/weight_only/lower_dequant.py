@@ -18,14 +18,11 @@ from bitwright.backends.gpu.kernels.matmul.forms import (
     Finish,
     Matrices,
     launch_product,
+    launch_sum_of_parts,
     may_contract,
 )
 from bitwright.backends.gpu.kernels.matmul.operands import packed_weight, rows_of
-from bitwright.backends.gpu.kernels.matmul.product import (
-    Product,
-    pipelined_grid_of_sums,
-    sum_parts_body,
-)
+from bitwright.backends.gpu.kernels.matmul.product import Product
 from bitwright.backends.gpu.kernels.weight_only import few_rows, many_rows, packing
 from bitwright.backends.gpu.kernels.weight_only.few_rows import MOST_ROWS, PackedProduct
 from bitwright.backends.gpu.kernels.weight_only.lower_one_row import (
@@ -163,18 +160,7 @@ def _launch_few(
     if partial is None:
         return
     spec = Product(f32, f32, facts.columns, facts.depth)
-    views = {"partial": partial, **added.views, **tail.views}
-    sizes = {"M": facts.rows, **added.values, **tail.values}
-    source = KernelSource(
-        "matmul_sum_parts",
-        sum_parts_body(spec, end),
-        {name: view.dtype for name, view in views.items()},
-        tuple(sizes),
-        tiles.sum_configs(parts),
-        pipelined_grid_of_sums(facts.columns),
-        contracts=may_contract(tail),
-    )
-    ctx.call(ctx.kernel(source), node, views, sizes, writes=(tail.result,), why="sum of the parts")
+    launch_sum_of_parts(ctx, node, spec, facts.rows, partial, tail, added, end, parts)
 
 
 def quantized_rows(ctx: GpuLowering, node: Node, x: View, facts: PackedProduct) -> dict[str, View]:

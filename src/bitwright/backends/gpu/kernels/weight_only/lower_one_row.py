@@ -15,13 +15,10 @@ from bitwright.backends.cpu.lowering.region import broadcast, split
 from bitwright.backends.gpu.codegen.expression import render, why_not_render
 from bitwright.backends.gpu.codegen.source import KernelSource, Work
 from bitwright.backends.gpu.codegen.types import triton_type
-from bitwright.backends.gpu.kernels.matmul import tiles
-from bitwright.backends.gpu.kernels.matmul.forms import Finish, may_contract
+from bitwright.backends.gpu.kernels.matmul.forms import Finish, launch_sum_of_parts
 from bitwright.backends.gpu.kernels.matmul.operands import rows_of
 from bitwright.backends.gpu.kernels.matmul.product import (
     Product,
-    pipelined_grid_of_sums,
-    sum_parts_body,
 )
 from bitwright.backends.gpu.kernels.rows.formulas import norm_formula
 from bitwright.backends.gpu.kernels.rows.lower_normalization import Rows, quantize_node
@@ -253,29 +250,6 @@ def launch_one(
     if gate is not None:
         ctx.done.add(gate.node)
     elif partial is not None:
-        _sum(ctx, node, partial, facts, tail, added, end, parts)
-
-
-def _sum(
-    ctx: GpuLowering,
-    node: Node,
-    partial: View,
-    facts: PackedProduct,
-    tail: Tail,
-    added: Finish,
-    end: str,
-    parts: int,
-) -> None:
-    """Append the kernel that adds the parts in order."""
-    views = {"partial": partial, **added.views, **tail.views}
-    sizes = {"M": 1, **added.values, **tail.values}
-    source = KernelSource(
-        "matmul_sum_parts",
-        sum_parts_body(Product(f32, f32, facts.columns, facts.depth), end.replace("WIDTH", "N")),
-        {name: view.dtype for name, view in views.items()},
-        tuple(sizes),
-        tiles.sum_configs(parts),
-        pipelined_grid_of_sums(facts.columns),
-        contracts=may_contract(tail),
-    )
-    ctx.call(ctx.kernel(source), node, views, sizes, writes=(tail.result,), why="sum of the parts")
+        spec = Product(f32, f32, facts.columns, facts.depth)
+        end = end.replace("WIDTH", "N")
+        launch_sum_of_parts(ctx, node, spec, 1, partial, tail, added, end, parts)
